@@ -24,7 +24,7 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.folder import open_model_folder, read_model_folder
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
@@ -631,7 +631,7 @@ class ServedModel:
         settings = (BY_TORCH if self.device == "cpu" else {}) | dict(self.settings)
         graphs = settings.pop("graphs", True)
         config = ModelConfig(dtype=self.dtype, device=self.device, **settings)
-        self.folder = read_model_folder(self.path, config)
+        self.folder = open_model_folder(str(self.path), config)
         self.runner = loaded_runner(self.folder, config, self.offload)
         if not graphs:
             without_graphs(self.runner)

@@ -12,6 +12,7 @@ import transformers
 from attrs import define
 
 from tests.models import classifier_families
+from tests.models.adapter_folders import ADAPTERS, write_adapted
 from tests.models.classifier_families import PAIRS, POOLED, PROMPTS, cross_encoder, write_classifier
 from tests.models.model_families import (
     LAYOUTS,
@@ -95,9 +96,8 @@ def asked(prompts: Sequence[RenderedPrompt], *params: PoolingParams) -> list[Poo
 
 
 async def embedding(path: Path, write: Callable[..., Path], **for_oracle: object) -> Agreement:
-    write(path)
     oracle = write(path.with_name("oracle"), **for_oracle)
-    ours, theirs, texts = ServedModel(path), reference(oracle), list(TEXTS)
+    ours, theirs, texts = ServedModel(write(path)), reference(oracle), list(TEXTS)
     requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=ours.folder.prompts["query"])
     expected = np.concatenate([theirs.encode(texts), theirs.encode(texts, prompt_name="query")])
     assert f"{ours.runner.dimensions} dimensions" in ours.runner.describe()
@@ -139,7 +139,7 @@ async def states(path: Path, write: Callable[[Path], Path]) -> Agreement:
 
 async def judge(path: Path, write: Callable[[Path], Path], tolerance: float = 1e-4) -> Agreement:
     """A cross-encoder: scores, and logits of pairs with an instruction."""
-    write(path)
+    path = write(path)
     ours, theirs = ServedModel(path), cross_encoder(path)
     raw = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), prompt="find: ")
     scores = theirs.predict(PAIRS)
@@ -172,10 +172,10 @@ def pooling_of(ours: ServedModel, types: Sequence[InputType | None]) -> Callable
     return lambda row, of_row: pool_rows(of_row, pooling) if pooling and pooling.applies_to(types[row]) else of_row
 
 
-async def late_interaction(path: Path, name: str) -> Agreement:
+async def late_interaction(path: Path, write: Callable[[Path], Path]) -> Agreement:
     from sentence_transformers import MultiVectorEncoder
 
-    LATE_INTERACTION[name](path)
+    path = write(path)
     ours, theirs = ServedModel(path), MultiVectorEncoder(str(path), device="cpu", local_files_only=True)
     assert ours.folder.prompts == {name: text for name, text in theirs.prompts.items() if text is not None}
     queries, documents, others = encoded_by_type(theirs)
@@ -190,10 +190,10 @@ async def late_interaction(path: Path, name: str) -> Agreement:
     )
 
 
-async def sparse(path: Path, name: str) -> Agreement:
+async def sparse(path: Path, write: Callable[[Path], Path]) -> Agreement:
     from sentence_transformers import SparseEncoder
 
-    SPARSE[name](path)
+    path = write(path)
     ours, theirs = ServedModel(path), SparseEncoder(str(path), device="cpu", local_files_only=True)
     expected = torch.cat(encoded_by_type(theirs, convert_to_sparse_tensor=False)).numpy()
     return Agreement(ours, await asked_by_type(ours, ours.folder.spec.sparse_params), expected)
@@ -242,6 +242,10 @@ WEIGHTED = "bert_with_weighted_layers"
 BY_BOTH = ("clip", "clip_of_today")
 BY_SENTENCE_TRANSFORMERS = ("clip_of_sentence_transformers", "clip_with_heads", "siglip_with_modules")
 
+OF_KIND: Mapping[str, Callable[..., Awaitable[Agreement]]] = {
+    "embed": embedding, "score": judge, "token_embed": late_interaction, "sparse_embed": sparse
+}  # fmt: skip
+
 CASES: Mapping[tuple[str, ...], Callable[[Path], Awaitable[Agreement]]] = {
     **{
         ("embed", name): partial(embedding, write=partial(write_family, name=name), as_published=False)
@@ -259,8 +263,14 @@ CASES: Mapping[tuple[str, ...], Callable[[Path], Awaitable[Agreement]]] = {
         ("classify" if name.endswith("labels") else "score", name, BY_ST): partial(judge, write=write, tolerance=1e-5)
         for name, write in POOLED.items()
     },
-    **{("token_embed", name): partial(late_interaction, name=name) for name in LATE_INTERACTION},
-    **{("sparse_embed", name): partial(sparse, name=name) for name in SPARSE},
+    **{("token_embed", name): partial(late_interaction, write=write) for name, write in LATE_INTERACTION.items()},
+    **{("sparse_embed", name): partial(sparse, write=write) for name, write in SPARSE.items()},
+    **{
+        (adapter.task, f"LoRA on {name}", "sentence-transformers with peft"): partial(
+            OF_KIND[adapter.task], write=partial(write_adapted, name=name)
+        )
+        for name, adapter in ADAPTERS.items()
+    },
     **{
         ("embed", name, oracle): partial(dual_encoder, name=name, oracle=oracle)
         for name in DUAL_ENCODERS
@@ -328,12 +338,12 @@ async def test_values_are_the_oracle_s_alone_and_in_any_batch(
     if case[0] in ("embed", "token_embed"):
         assert found.ours.runner.dimensions == found.expected[0].shape[-1]
     if len(case) > 2:
-        record_agreement(case[1], case[0], found.oracle, max(differences))
+        record_agreement(case[1], case[0], case[2], max(differences))
     if found.scores is not None:
         differs = await scores_differ(found)
         assert differs < 1e-4
         if len(case) > 2:
-            record_agreement(case[1], "score", found.oracle, differs)
+            record_agreement(case[1], "score", case[2], differs)
 
 
 async def scores_differ(found: Agreement) -> float:

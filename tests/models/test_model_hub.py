@@ -6,6 +6,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.model_folders import write_json
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import locate_model, read_model_folder
 
@@ -48,7 +49,7 @@ def test_a_cached_hub_model_is_found_offline():
 
 @pytest.mark.parametrize("revision", ["v1", OLDER])
 def test_a_revision_is_a_tag_or_a_commit(revision: str):
-    assert locate_model("house/tiny", revision=revision).name == OLDER
+    assert locate_model("house/tiny", ModelConfig(revision=revision)).name == OLDER
 
 
 @pytest.mark.parametrize("name", ["no such model!", "/no/such/folder", "a/b/c", "./missing"])
@@ -60,4 +61,4 @@ def test_what_is_neither_a_folder_nor_an_id_is_an_error(name: str):
 @pytest.mark.parametrize(("name", "revision"), [("house/unheard-of", None), ("house/tiny", "v9")])
 def test_what_the_hub_does_not_give_is_an_error(name: str, revision: str | None):
     with pytest.raises(ModelLoadError, match=f"{name} is not a folder, and cannot be downloaded from the hub"):
-        locate_model(name, revision=revision)
+        locate_model(name, ModelConfig(revision=revision))

@@ -15,6 +15,7 @@ import trio
 
 from tests.lanes import sampled
 from tests.models import classifier_families, model_families, retrieval_families
+from tests.models.adapter_folders import ADAPTERS, write_adapted
 from tests.models.model_families import TEXTS, ServedModel
 from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import ModelLoadError
@@ -48,13 +49,14 @@ FOLDERS: Mapping[str, Callable[[Path], Path]] = {
     **model_families.LAYOUTS,
     **classifier_families.POOLED,
     "bge-m3": retrieval_families.write_bge_m3,
+    **{f"adapter-{name}": partial(write_adapted, name=name) for name in ADAPTERS},
 }
 
 IN_THE_NORMAL_RUN = frozenset(
     {
         "embedder-bert", "embedder-modernbert", "embedder-qwen3", "embedder-gemma3", "classifier-deberta-v2",
         "token-classifier-bert", "late-interaction-colbert_v2", "sparse-splade_max", "bge-m3",
-        "bert_with_weighted_layers", "modernbert_with_pooled_scores",
+        "bert_with_weighted_layers", "modernbert_with_pooled_scores", "adapter-bert",
     }
 )  # fmt: skip
 

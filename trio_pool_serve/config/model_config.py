@@ -30,6 +30,13 @@ class ModelConfig:
         str | None,
         Setting("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main"),
     ] = None
+    adapter_base: Annotated[
+        str | None,
+        Setting(
+            "Base model of a LoRA adapter that is served by itself: a folder or a hub id.",
+            default="the adapter's base_model_name_or_path, or a folder of its name beside the adapter",
+        ),
+    ] = None
     trust_remote_code: Annotated[bool, Setting("Run Python code from the model's repository.")] = False
     dtype: Annotated[
         Dtype,

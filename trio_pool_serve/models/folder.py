@@ -7,17 +7,22 @@ from attrs import evolve
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.adapter_files import CONFIG as ADAPTER_CONFIG
+from trio_pool_serve.models.files.adapter_files import read_adapter_config
+from trio_pool_serve.models.files.adapter_folder import join_folders
 from trio_pool_serve.models.files.chat_template import (
     given_chat_template,
     names_both_texts,
     read_chat_template,
     read_message_format,
 )
+from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.native_configs import native_config, native_of
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
+from trio_pool_serve.storage.model_cache import ModelCache
 
 IGNORED_FILES = [
     "onnx/*", "openvino/*", "coreml/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.tflite", "*.mlmodel",
@@ -25,11 +30,48 @@ IGNORED_FILES = [
 """Weights of other runtimes, which many repositories contain as well."""
 
 
-def locate_model(model: str, *, revision: str | None = None, only_local: bool = False) -> Path:
-    """Return the local folder of ``model``, downloading it with progress bars if it is a hub id and not ``only_local``.
+DEFAULT_MODEL_CONFIG = ModelConfig()
 
-    Blocks. Raises ``ModelLoadError``.
+
+def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, only_local: bool = False) -> Path:
+    """Return the folder of the model at ``location``, a folder or a hub id, which is downloaded unless ``only_local``.
+
+    For a LoRA adapter it is a folder with the files of the adapter and of its base. Blocks, with progress bars.
+    Raises ``ModelLoadError``.
     """
+    path = locate_folder(location, config.revision, only_local=only_local)
+    is_adapter, has_weights = (path / ADAPTER_CONFIG).exists(), has_torch_weights(path)
+    if config.adapter_base is not None and (has_weights or not is_adapter):
+        raise ModelLoadError(
+            f"--adapter-base is for LoRA adapters without weights of a base; {path} has "
+            f"{'weights of its own' if has_weights else f'no {ADAPTER_CONFIG}'}."
+        )
+    if not is_adapter:
+        return path
+    cache = ModelCache.of(config.cache_dir)
+    try:
+        base = path if has_weights else _locate_base(path, config.adapter_base, only_local=only_local)
+        return join_folders(path, base, None if cache is None else cache.folder)
+    except OSError as error:
+        raise ModelLoadError(f"The adapter in {path} cannot be joined with its base: {error}") from error
+
+
+def _locate_base(adapter: Path, given: str | None, *, only_local: bool) -> Path:
+    """Return the folder of an adapter's base: as given, as the adapter names it, or beside the adapter."""
+    config = read_adapter_config(adapter)
+    if not (name := given or config.get("base_model_name_or_path")):
+        raise ModelLoadError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path is empty; set --adapter-base.")
+    beside = adapter.parent / Path(name).name
+    if not Path(name).expanduser().is_dir() and beside != adapter and (beside / "config.json").is_file():
+        return beside
+    try:
+        return locate_folder(name, None if given else config.get("revision"), only_local=only_local)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"The base of the adapter {adapter} is not found; set --adapter-base. {error}") from error
+
+
+def locate_folder(model: str, revision: str | None = None, *, only_local: bool = False) -> Path:
+    """Return the local folder of a model or an adapter, as ``locate_model``, but alone and as it is."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -47,8 +89,6 @@ def locate_model(model: str, *, revision: str | None = None, only_local: bool = 
         raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {error}") from error
 
 
-DEFAULT_MODEL_CONFIG = ModelConfig()
-
 UNLIMITED = 10**6
 """Lengths from here on mean "no limit": tokenizer_config.json writes that as a number far above any real limit."""
 
@@ -63,11 +103,11 @@ RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5"})
 
 
 def open_model_folder(location: str, config: ModelConfig) -> AnyModelFolder:
-    """Read the folder of a model at ``location``, a local folder or a hub id, which is downloaded.
+    """Read the folder of the model at ``location``, as ``locate_model``.
 
     Blocks. Raises ``ModelLoadError``.
     """
-    return read_model_folder(locate_model(location, revision=config.revision), config)
+    return read_model_folder(locate_model(location, config), config)
 
 
 def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) -> AnyModelFolder:
@@ -121,7 +161,7 @@ def peek_folder(location: str, config: ModelConfig) -> AnyModelFolder | None:
     Blocks for milliseconds; fetches nothing.
     """
     try:
-        return read_model_folder(locate_model(location, revision=config.revision, only_local=True), config)
+        return read_model_folder(locate_model(location, config, only_local=True), config)
     except (ModelLoadError, OSError, ValueError):
         return None  # loading the model says what is wrong
 

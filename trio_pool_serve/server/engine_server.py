@@ -66,7 +66,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
                 await offload.run("load", keys.read)
             except ValueError as error:
                 raise ModelLoadError(str(error)) from error
-            path = await offload.run("load", partial(locate_model, source.location, revision=source.loading.revision))
+            path = await offload.run("load", partial(locate_model, source.location, source.loading))
             digest = await offload.run("load", partial(digest_of, path, source.loading))
             engine.about = {"model": source.name, **digest._asdict(), "identity": IDENTITY}
             listener = EngineListener(engine, keys)

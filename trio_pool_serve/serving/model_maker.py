@@ -79,7 +79,7 @@ class ModelMaker:
 
         Raises ``ModelLoadError``. Cancellation: at once; the thread goes on.
         """
-        locate = partial(locate_model, source.location, revision=source.loading.revision)
+        locate = partial(locate_model, source.location, source.loading)
         await self.offload.run("download", locate, abandon_on_cancel=True)
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:

@@ -11,7 +11,7 @@ from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import require_finite
 from trio_pool_serve.errors import AdapterError, ModelLoadError, NotFiniteError
 from trio_pool_serve.models.files.adapter_files import read_adapter
-from trio_pool_serve.models.folder import locate_model
+from trio_pool_serve.models.folder import locate_folder
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Adapter
 
@@ -39,7 +39,7 @@ class ServedAdapter:
         Raises ``ModelLoadError`` if it cannot be applied to the model, and as ``Engine.submit``. Cancellation: at once;
         a thread that reads goes on.
         """
-        folder = await offload.run("download", partial(locate_model, self.location), abandon_on_cancel=True)
+        folder = await offload.run("download", partial(locate_folder, self.location), abandon_on_cancel=True)
         files = await offload.run("download", partial(read_adapter, folder), abandon_on_cancel=True)
         adapter = Adapter(str(folder.absolute()), files.digest)
         if (request := engine.probe_request) is not None:

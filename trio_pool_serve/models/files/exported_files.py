@@ -10,6 +10,8 @@ INT8_FILES = ("openvino/openvino_model_qint8_quantized.xml", "openvino_model_qin
 
 TORCH_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
 
 def exported_file(transformer_path: Path, *, in_int8: bool = False) -> Path | None:
     """Return the exported file in a transformer's folder; ``None`` if there is none."""
@@ -31,9 +33,18 @@ def missing_libraries() -> str:
 
 def why_not_torch(transformer_path: Path) -> str:
     """Return why torch cannot load a model; empty if it may."""
-    has_weights = any(any(transformer_path.glob(pattern)) for pattern in TORCH_WEIGHTS)
-    no_weights = "" if has_weights or not has_exported_file(transformer_path) else "the folder has no weights for torch"
+    no_weights = (
+        ""
+        if has_torch_weights(transformer_path) or not has_exported_file(transformer_path)
+        else "the folder has no weights for torch"
+    )
     return missing_libraries() or no_weights
+
+
+def has_torch_weights(transformer_path: Path) -> bool:
+    """Return whether there are weights that torch can load, those of an adapter not counted."""
+    found = (path.name for pattern in TORCH_WEIGHTS for path in transformer_path.glob(pattern))
+    return any(name != ADAPTER_WEIGHTS for name in found)
 
 
 def has_exported_file(transformer_path: Path) -> bool:

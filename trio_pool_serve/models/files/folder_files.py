@@ -180,7 +180,9 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     transformer_path = _transformer_path(modules, router) if modules else path
     adapter = transformer_path / "adapter_config.json"
     if adapter.exists():
-        raise ModelLoadError(f"{adapter}: adapters are not applied; merge it into the weights (merge_and_unload).")
+        raise ModelLoadError(
+            f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base."
+        )
     config = read_json(transformer_path / "config.json")
     is_static = (bool(modules) and modules[0].name == STATIC) or config.get("model_type") == "model2vec"
     if not config and not is_static:

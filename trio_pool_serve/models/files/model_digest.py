@@ -15,7 +15,7 @@ from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.storage.file_digests import ModelDigest, file_digests
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 
-SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".py", ".bpe", ".codes", ".spm", ".tiktoken", ".vocab")
+SMALL_FILES = (".json", ".txt", ".model", ".metadata", ".jinja", ".py", ".bpe", ".codes", ".spm", ".tiktoken", ".vocab")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 NOT_OF_THE_MODEL = frozenset({
@@ -71,17 +71,22 @@ def fingerprint_of(*parts: object) -> str:
     return _digest(parts)[:16]
 
 
-def _content_of(
-    folder: Path, cache: ModelCache | None, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)
-) -> Mapping[str, str]:
-    """Return the SHA-256 of each file of a model, by its path in the folder and sorted by it."""
+def files_of_model(folder: Path, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)) -> dict[str, Path]:
+    """Return the files of a model that affect what is computed, by their paths in the folder and sorted by them."""
     names = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    paths = {
+    return {
         name.as_posix(): path
         for name, path in names.items()
         if path.suffix in suffixes
         and not any(part in NOT_OF_THE_MODEL or part.startswith((".", "checkpoint-")) for part in name.parts)
     }
+
+
+def _content_of(
+    folder: Path, cache: ModelCache | None, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)
+) -> Mapping[str, str]:
+    """Return the SHA-256 of each file of a model, by its path in the folder and sorted by it."""
+    paths = files_of_model(folder, suffixes)
     digests = file_digests(paths.values(), None if cache is None else cache.memory)
     return {name: digests[path] for name, path in paths.items()}
 

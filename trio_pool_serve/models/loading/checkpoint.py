@@ -16,7 +16,10 @@ from transformers import masking_utils
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.adapter_files import read_adapter
+from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.loading.adapter_merging import merge_adapter
 from trio_pool_serve.models.loading.tokenizer_loading import native_options
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.heads.classification import SelectedLogits
@@ -66,7 +69,10 @@ def load_checkpoint(
         )
     except Exception as error:
         raise ModelLoadError(f"transformers cannot load {folder.transformer_path}: {error}") from error
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(tuple(optional_weights)))
+    given: set[str] = set()
+    if (adapter := adapter_in(folder.path)) is not None:
+        given = merge_adapter(model, read_adapter(adapter), optional_weights)
+    missing = sorted(key for key in {*info["missing_keys"]} - given if not key.startswith(tuple(optional_weights)))
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
     if model.config.is_encoder_decoder and folder.model_type not in ENCODER_CLASSES:
