@@ -110,7 +110,8 @@ async def sparse(ours: ServedModel, path: Path, _: int) -> float:
 
 
 ORACLES = {
-    "embedding": embedding, "static": embedding, "bge_m3": embedding, "cross_encoder": pairs, "generative_reranker": pairs,
+    "embedding": embedding, "static": embedding, "bge_m3": embedding, "cross_encoder": pairs,
+    "generative_reranker": pairs,
     "late_interaction": late_interaction, "sparse": sparse,
 }  # fmt: skip
 
