@@ -30,12 +30,13 @@ from tests.models.model_families import (
     write_model,
     xlm_roberta_tokenizer,
 )
+from tests.models.retrieval_families import relative_difference
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.native_configs import NATIVE, native_config
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.runner.loaded_model import LoadingParams
-from trio_pool_serve.types import Classify
+from trio_pool_serve.types import Classify, SparseEmbed
 
 Record = Callable[..., None]
 RAW, SCORE = Classify("raw"), Classify("score")
@@ -103,10 +104,14 @@ def nemotron_logits(path: Path, mode: str) -> list[list[float]]:
     return logits
 
 
-@pytest.mark.parametrize("mode", ["avg", "cls", "last"])
+@pytest.mark.parametrize(
+    ("mode", "backend"), [("avg", "torch"), ("cls", "torch"), ("last", "torch"), ("avg", "openvino")]
+)
 async def test_a_llama_nemotron_reranker_scores_pairs_in_its_card_s_template(
-    mode: str, tmp_path: Path, record_agreement: Record
+    mode: str, backend: str, tmp_path: Path, record_agreement: Record
 ):
+    if backend == "openvino":
+        pytest.importorskip("openvino")
     tokenizer = llama_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
     path, oracle = tmp_path / "model", tmp_path / "oracle"
@@ -114,7 +119,7 @@ async def test_a_llama_nemotron_reranker_scores_pairs_in_its_card_s_template(
         write_model(folder, "LlamaForSequenceClassification", tokenizer, num_labels=1, is_causal=False)
     OF_NEMOTRON.publish(path)
     change_config(path, architectures=["LlamaBidirectionalForSequenceClassification"], pooling=mode)
-    ours, expected = ServedModel(path), nemotron_logits(oracle, mode)
+    ours, expected = ServedModel(path, settings={"backend": backend, "cache_dir": ""}), nemotron_logits(oracle, mode)
     assert np.ptp(expected) > 0.01, "agreement would prove nothing"
     found = [await ours.compute(PROMPTS, RAW, together=together) for together in (True, False)]
     difference = max(largest_difference(each, np.array(expected)) for each in found)
@@ -124,11 +129,11 @@ async def test_a_llama_nemotron_reranker_scores_pairs_in_its_card_s_template(
     assert largest_difference(await ours.compute(PROMPTS, SCORE), sigmoid) < 1e-5
 
 
-async def test_a_gte_reranker_agrees(tmp_path: Path, record_agreement: Record):
-    path, oracle = tmp_path / "model", tmp_path / "oracle"
-    rope = linear_rope(20_000, 8.0, 16)
+def write_gte(path: Path, head: str, **config: Any) -> Path:
+    """Write a gte with a head as published, and beside it as transformers' class saves it; return that."""
+    oracle = path.with_name("oracle")
     for folder in (path, oracle):
-        write_model(folder, "GteForSequenceClassification", xlm_roberta_tokenizer(), num_labels=1, **rope)
+        write_model(folder, f"GteFor{head}", xlm_roberta_tokenizer(), **linear_rope(20_000, 8.0, 16), **config)
 
     def rename(weights: dict[str, Any]) -> None:
         for name in [name for name in weights if name.startswith("gte.")]:
@@ -136,9 +141,29 @@ async def test_a_gte_reranker_agrees(tmp_path: Path, record_agreement: Record):
 
     edit_weights(path / "model.safetensors", rename)
     ntk = {"rope_theta": 20_000, "rope_scaling": {"factor": 8.0, "type": "ntk"}}
-    Published(
-        added=NEW | ntk | {"architectures": ["NewForSequenceClassification"]}, dropped=("rope_parameters",)
-    ).publish(path)
+    added = NEW | ntk | {"architectures": [f"NewFor{head}"]}
+    Published(added=added, dropped=("rope_parameters",)).publish(path)
+    return oracle
+
+
+async def test_a_sparse_gte_agrees(tmp_path: Path, record_agreement: Record):
+    from sentence_transformers import SparseEncoder
+
+    oracle = write_gte(tmp_path / "model", "MaskedLM")
+    ours = ServedModel(tmp_path / "model", settings={"task": "sparse_embed"})
+    expected = SparseEncoder(str(oracle), device="cpu").encode_document(list(TEXTS), convert_to_sparse_tensor=False)
+    found = await ours.compute(TEXTS, SparseEmbed())
+    rows = np.zeros(expected.shape, np.float32)
+    for row, weights in zip(rows, found, strict=True):
+        row[weights.indices] = weights.values
+    difference = relative_difference(rows, expected.numpy())
+    assert difference < 1e-5
+    record_agreement("gte masked language model", "sparse_embed", "SparseEncoder", difference)
+
+
+async def test_a_gte_reranker_agrees(tmp_path: Path, record_agreement: Record):
+    path = tmp_path / "model"
+    oracle = write_gte(path, "SequenceClassification", num_labels=1)
     ours, expected = ServedModel(path), cross_encoder(oracle).predict(PAIRS)[:, None]
     assert np.ptp(expected) > 0.01, "agreement would prove nothing"
     found = [await ours.compute(PROMPTS, SCORE, together=together) for together in (True, False)]
