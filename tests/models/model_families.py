@@ -337,7 +337,7 @@ def config_of(kind: str, vocab_size: int, **more: Any) -> Any:
         "EuroBert": {"max_position_embeddings": 512, "pad_token_id": 0, "num_key_value_heads": 1},
         "Lfm2": {
             "num_key_value_heads": 1, "norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"],
-            "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False, "pad_token_id": 0,
+            "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False, "pad_token_id": 1,
         },
         "EmbeddingGemma2": {
             **DECODER, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4,
@@ -514,7 +514,8 @@ FAMILIES: Mapping[str, Family] = {
     "eurobert": Family(
         "EuroBertModel", modernbert_tokenizer, (pooling("lasttoken"), UNIT_LENGTH), published=Published(added=AUTO_MAP)
     ),
-    "lfm2": Family("Lfm2Model", modernbert_tokenizer, (pooling("mean"), UNIT_LENGTH)),
+    # The oracle pads on the left, as this tokenizer says; here rows are padded on the right.
+    "lfm2": Family("Lfm2Model", llama_tokenizer, (pooling("mean"), UNIT_LENGTH)),
     "embeddinggemma2": Family(
         "EmbeddingGemma2Model", gemma_tokenizer, (pooling("mean"), UNIT_LENGTH), prompts=OF_GEMMA
     ),
