@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import transformers
-from attrs import evolve, frozen
+from attrs import frozen
 from safetensors.torch import save_file
 
 from tests.model_folders import write_json
 from tests.models import retrieval_families, static_families
-from tests.models.classifier_families import cross_encoder, paired_modernbert_tokenizer, reranker_tokenizer
+from tests.models.classifier_families import cross_encoder, paired_modernbert_tokenizer, reranker_tokenizer, scores
 from tests.models.model_families import (
     FAMILIES,
     HIDDEN,
@@ -24,6 +24,7 @@ from tests.models.model_families import (
     dense,
     edit_json,
     gemma_tokenizer,
+    layer_norm,
     legacy_pooling,
     modernbert_tokenizer,
     mpnet_tokenizer,
@@ -85,23 +86,9 @@ def of_family(name: str, tokenizer: Callable[[], Any] = bert_tokenizer) -> Layou
     return Layout(tokenizer, FAMILIES[name].modules, published, native)
 
 
-def layer_norm(width: int) -> Module:
-    weights = {name: torch.randn(width, generator=torch.Generator().manual_seed(at)) for at, name in enumerate(NORM)}
-    return Module(
-        type="sentence_transformers.base.modules.layer_norm.LayerNorm", config={"dimension": width}, weights=weights
-    )
-
-
-NORM = ("norm.weight", "norm.bias")
 GELU = "torch.nn.modules.activation.GELU"
 
-
-def dense_to_scores() -> Module:
-    module = plain_dense(HIDDEN, 1)
-    return evolve(module, config={**module.config, "module_output_name": "scores"})
-
-
-SCORED = (pooling("cls"), dense(bias=False, activation=GELU), layer_norm(HIDDEN), dense_to_scores())
+SCORED = (pooling("cls"), dense(bias=False, activation=GELU), layer_norm(), scores())
 LOGIT_SCORE = Module(
     type="sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
     config={"true_token_id": 9693, "false_token_id": 2152, "module_input_name": "causal_logits"},
