@@ -100,7 +100,7 @@ async def with_engine_placement(config: Config, cores: int | None = None) -> Con
     engine = default_placement(
         config,
         reads_images=any(folder is not None and folder.reads_images for folder in folders),
-        by_numpy=all(folder is not None and folder.kind.open_runner for folder in folders),
+        by_numpy=all(folder is not None and folder.spec.by_numpy for folder in folders),
         cores=cores,
     )
     return evolve(config, processes=evolve(config.processes, engine=engine))

@@ -54,7 +54,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     excludes them. ``type_ids`` are the segments of a pair, ``None`` if all are 0. Only the first ``attended`` tokens
     are attended to, ``None`` for all; the others are a query's expansion. ``kept`` (bool, one per token) selects the
     tokens whose vectors are output, ``None`` for all. ``chunks`` (int32, shape (chunks, 2)) are the first token of each
-    chunk of a document and the one after its last, for ``EmbedChunks``.
+    chunk of a document and the one after its last, for ``EmbedChunks``. ``route`` is the number of the model's route
+    whose tokenizer made the ids and which computes them, 0 for models with one.
 
     ``images`` stand among the tokens, or are the whole input; then the ids are zeros, one for each position of the
     images. ``embeds`` (float32, float16, or uint16 holding bfloat16; shape (tokens, hidden)) replace the ids, which are
@@ -69,6 +70,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
     images: ImageFeatures | None = None
     embeds: npt.NDArray[np.float32 | np.float16 | np.uint16] | None = None
     chunks: npt.NDArray[np.int32] | None = None
+    route: int = 0
 
 
 class PoolingParams:

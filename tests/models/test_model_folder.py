@@ -317,6 +317,9 @@ RETRIEVAL = [
         {"spec.lookup_input_types": {"query"}, "spec.table.name": "table", "spec.lookup_length": 77},
     ),
     (router(default_route=None), {"spec.lookup_input_types": {"query", None}}),  # the first route
+    (router(route_mappings={"(None, None)": "document", "('query', 'text')": "query"}),
+     {"spec.lookup_input_types": {"query"}}),
+    (router(route_mappings={"('document', None)": "query"}), {"spec.lookup_input_types": {"query", "document"}}),
     (
         router() | {
             TOKENIZER: {"model": {"vocab": {"a": 0}}, "truncation": {"max_length": 3}},

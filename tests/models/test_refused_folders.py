@@ -396,15 +396,19 @@ SPARSE_MODELS = [
         (router(routes), said)
         for routes, said in (
             ({"query": ["table"], "document": ["table2"]}, "0 transformers"),
-            ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, "2 transformers"),
+            ({"query": ["", "splade"], "document": ["mlm2", "splade"]}, "and one a SPLADE"),
             ({"query": ["", "splade"], "document": ["", "splade"]}, "one route is a SparseStaticEmbedding"),
-            ({"query": ["table"], "passage": ["", "splade"]}, "other routes than query and document"),
+            ({"query": ["table"], "passage": ["", "splade"]}, "has no route 'document'"),
             ({"query": ["table"], "document": ["splade", ""]}, "SpladePooling, MLMTransformer is not supported"),
             ({"query": ["nothing"]}, "Router of .* cannot be read"),
             ({"query": ["../elsewhere"]}, "outside the model's folder"),
         )
     ),
-    (router(route_mappings={"(None, 'text')": "document"}), "route_mappings"),
+    (
+        router({"query": ["table"], "passage": ["", "splade"]}, default_route="passage"),
+        "other routes than query and doc",
+    ),
+    (router(route_mappings={"(None, 'text')": "else"}), "has no route 'else'"),
     (router() | {"table/config.json": {"path": "idf.json"}}, "path is 'idf.json', which is not supported"),
     (router() | vocabulary({"a": 0}) | {"table/tokenizer.json": {"model": {"vocab": {"b": 0}}}}, "another tokenizer"),
     (

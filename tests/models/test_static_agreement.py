@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.model_folders import write_json
 from tests.models.model_families import (
     TEXTS,
     Module,
@@ -213,9 +214,20 @@ def test_a_folder_that_contradicts_itself_is_refused_by_name(edit: Callable[[Pat
     ids=str,
 )
 def test_settings_that_cannot_be_obeyed_are_refused(settings: dict[str, Any], said: str, tmp_path: Path):
-    config, path = ModelConfig(**settings), STATIC["potion"](tmp_path / "model")
+    refuse_to_load(STATIC["potion"](tmp_path / "model"), said, **settings)
+
+
+def refuse_to_load(path: Path, said: str, **settings: Any) -> None:
+    config = ModelConfig(**settings)
     with pytest.raises(ModelLoadError, match=said):
         load_transformer(read_model_folder(path, config), config, Offload())
+
+
+def test_an_adapter_beside_a_table_is_refused(tmp_path: Path):
+    """Where a joined folder has it."""
+    path = STATIC["potion"](tmp_path / "model")
+    write_json(path / "adapter_to_merge" / "adapter_config.json", {"peft_type": "LORA"})
+    refuse_to_load(path, "A LoRA adapter cannot be merged into this kind of model")
 
 
 PROGRAM = """

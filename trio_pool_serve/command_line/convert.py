@@ -50,7 +50,7 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
         raise ModelLoadError("--cache-dir is empty: there is nowhere to keep the converted model.")
     folder = open_model_folder(location, loading)
     if folder.kind.open_runner:
-        return "nothing is converted: it needs neither torch nor OpenVINO"
+        return "nothing is converted: OpenVINO does not compute this kind of model"
     load_tokenizer(folder, trust_remote_code=loading.trust_remote_code, cache=cache)
 
     def by_torch(*arguments: object) -> Runner:

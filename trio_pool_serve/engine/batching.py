@@ -144,10 +144,11 @@ def length_class(tokens: int) -> int:
 
 
 def batch_key(request: PoolingRequest) -> str:
-    """Return the batch key of a row: the kind of its input and its adapter.
+    """Return the batch key of a row: the kind of its input, its route and its adapter.
 
     They must be equal for rows to be computed together.
     """
     prompt, adapter = request.prompt, request.adapter
     kind = "images" if prompt.images is not None else "" if prompt.embeds is None else "embeds"
+    kind = f"{kind} {prompt.route}" if prompt.route else kind
     return kind if adapter is None else f"{kind} {adapter.digest}"

@@ -139,7 +139,7 @@ def row_digest(request: PoolingRequest, params: bytes = b"") -> bytes:
     arrays = [prompt.token_ids, prompt.type_ids, prompt.kept, prompt.chunks, prompt.embeds, *images.values()]
     kinds = [None if array is None else (array.dtype.str, array.shape) for array in arrays]
     # It determines the length of everything that follows.
-    header = msgspec.msgpack.encode((params, adapter, prompt.instruction_tokens, prompt.attended, kinds))
+    header = msgspec.msgpack.encode((params, adapter, prompt.instruction_tokens, prompt.attended, prompt.route, kinds))
     digest = blake2b(header, digest_size=32)
     for array in arrays:
         if array is not None:

@@ -116,7 +116,10 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     Raises ``ModelLoadError`` when the folder holds no model, requires something unsupported, or cannot be served
     with ``config``.
     """
-    files = read_folder_files(path, given_chat_template(config.chat_template))
+    return _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+
+
+def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     runs_code = config.trust_remote_code and "auto_map" in files.config
     place = str(files.transformer_path / "config.json")
     native = None if runs_code else native_of(place, files.config)
@@ -135,14 +138,17 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
     of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
+    routes = tuple(_folder_of(each, config) for each in spec.route_files)
+    lengths = [each.max_model_len for each in routes] or [_max_model_len(files, config.max_model_len, spec)]
     return ModelFolder(
-        path=path,
+        path=files.path,
+        routes=routes,
         transformer_path=files.transformer_path,
         transformer_config=files.text_config,
         kind=kind,
         spec=spec,
         native_config=None if native is None else files.config,
-        max_model_len=_max_model_len(files, config.max_model_len, spec),
+        max_model_len=min(lengths),
         lower_case=bool(files.module_config.get("do_lower_case")),
         task_adapters=adapters,
         prompts=prompts,

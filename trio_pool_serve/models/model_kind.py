@@ -40,6 +40,8 @@ class ModelSpec:
     """Whether a client's own instruction follows the prompt of its input type instead of replacing it."""
     pools_token_states: ClassVar[bool] = False
     """Whether a Pooling module computes its vectors from the tokens' states."""
+    by_numpy: ClassVar[bool] = False
+    """Whether NumPy computes it on CPU, in microseconds for each text."""
     reads_tokenizer_file: ClassVar[bool] = False
     """Whether tokenizer.json alone is the tokenizer, as the ``tokenizers`` library reads it."""
 
@@ -61,6 +63,10 @@ class ModelSpec:
     """How every input is put into the chat template; ``None`` if only ``messages`` are."""
     vocab_size: int = 0
     """Number of tokens, for kinds that do not read it in config.json."""
+    route_files: tuple[FolderFiles, ...] = ()
+    """Of a model with several routes, the files of each, by number."""
+    route_numbers: Mapping[InputType | None, int] = Factory(dict)
+    """The number of the route of texts of an input type, for those that have one."""
     assumption: str = ""
     """A warning about settings that the files do not declare and the server assumes; empty if there are none."""
 
@@ -186,6 +192,9 @@ class ModelFolder(Generic[Spec]):
     """``tokenizer_config.json``."""
     chat_template: str | None = None
     """``--chat-template``, in place of the tokenizer's."""
+
+    routes: "tuple[AnyModelFolder, ...]" = ()
+    """Of a model with several routes, each as a model of its own, by number."""
 
     @property
     def reads_images(self) -> bool:

@@ -13,11 +13,13 @@ from trio_pool_serve.models.late_interaction import LATE_INTERACTION
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.page_retrieval import PAGE_RETRIEVAL
 from trio_pool_serve.models.process_reward import PROCESS_REWARD
+from trio_pool_serve.models.routed import ROUTED
 from trio_pool_serve.models.sparse import SPARSE
 from trio_pool_serve.models.static import STATIC
 from trio_pool_serve.models.vision_language import VISION_LANGUAGE
 
 KINDS: list[ModelKind[Any]] = [
+    ROUTED,
     PROCESS_REWARD,
     CLASSIFICATION,
     GENERATIVE_RERANKER,

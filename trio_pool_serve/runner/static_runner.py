@@ -1,7 +1,7 @@
 """The runner of static embeddings: means of the rows of a table, by NumPy. It needs neither torch nor OpenVINO."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ from attrs import frozen
 from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
 from trio_pool_serve.runner.openvino.heads import Floats, finished
 from trio_pool_serve.runner.runner_description import RunnerDescription
+from trio_pool_serve.runner.vector_modules import VectorModule
 from trio_pool_serve.types import (
     Batch,
     CopiedBatch,
@@ -21,9 +22,6 @@ from trio_pool_serve.types import (
     RenderedPrompt,
     TokenIds,
 )
-
-VectorModule: TypeAlias = Callable[[Floats], Floats]
-"""Maps the vectors of texts, [rows, d], to other vectors, [rows, d']."""
 
 AT_ONCE = 1024
 """Tokens of a text whose rows are copied and added at a time: sums of more lose digits."""
@@ -40,6 +38,19 @@ class TokenTable:
     rows: npt.NDArray[Any]
     mapping: npt.NDArray[np.integer[Any]] | None = None
     weights: Floats | None = None
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> "TokenTable":
+        """Return the table in a file's tensors, whose shapes fit. Raises ``ValueError`` for a mapping to no rows."""
+        if (rows := tensors.get("embedding.weight")) is not None:
+            mapping = weights = None
+        else:
+            rows, mapping, weights = tensors["embeddings"], tensors.get("mapping"), tensors.get("weights")
+        if mapping is not None and not (mapping.dtype.kind == "i" and 0 <= mapping.min() <= mapping.max() < len(rows)):
+            found = f"mapping ({mapping.dtype}) has numbers from {mapping.min()} to {mapping.max()}"
+            raise ValueError(f"{found}; they must be indices of the {len(rows)} rows")
+        rows = rows if rows.dtype == np.int8 else rows.astype(np.float32, copy=False)
+        return cls(rows, mapping, None if weights is None else weights.astype(np.float32))
 
     def mean(self, token_ids: TokenIds) -> Floats:
         """Return the mean of the tokens' vectors, [d]; zeros for no tokens."""
@@ -69,67 +80,6 @@ class TokenTable:
         return sum(array.nbytes for array in (self.rows, self.mapping, self.weights) if array is not None)
 
 
-ACTIVATIONS: Mapping[str, VectorModule] = {
-    "torch.nn.modules.activation.Tanh": np.tanh,
-    "torch.nn.modules.activation.ReLU": lambda vectors: np.maximum(vectors, 0),
-    "torch.nn.modules.activation.Sigmoid": lambda vectors: np.float32(0.5) * (1 + np.tanh(vectors / 2)),
-    "torch.nn.modules.linear.Identity": lambda vectors: vectors,
-}
-"""By the names in a Dense module's config."""
-
-
-@frozen(eq=False)
-class Dense:
-    """A linear layer with an activation; ``adds_input`` adds its input, mapped by ``residual`` if the widths differ."""
-
-    weight: Floats
-    bias: Floats | None
-    activation: VectorModule
-    adds_input: bool
-    residual: Floats | None
-
-    def __call__(self, vectors: Floats) -> Floats:
-        """Map [rows, d] to [rows, d']."""
-        out = self.activation(vectors @ self.weight.T + (0 if self.bias is None else self.bias))
-        if not self.adds_input:
-            return out
-        return out + (vectors if self.residual is None else vectors @ self.residual.T)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers of all its tensors."""
-        return sum(array.size for array in (self.weight, self.bias, self.residual) if array is not None)
-
-
-@frozen(eq=False)
-class LayerNorm:
-    """Layer normalisation over a vector, with torch's usual epsilon."""
-
-    weight: Floats
-    bias: Floats
-
-    def __call__(self, vectors: Floats) -> Floats:
-        """Map [rows, d] to [rows, d]."""
-        centred = vectors - vectors.mean(axis=-1, keepdims=True)
-        scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(1e-5))
-        return np.asarray(centred / scale * self.weight + self.bias, np.float32)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers of both tensors."""
-        return self.weight.size + self.bias.size
-
-
-def normalized(vectors: Floats) -> Floats:
-    """Return vectors of unit length; zeros stay zeros."""
-    return finished(vectors, Embed(), normalizes=True)
-
-
-def truncated(vectors: Floats, dimensions: int) -> Floats:
-    """Return the beginning of each vector."""
-    return vectors[:, :dimensions]
-
-
 @frozen(eq=False)
 class StaticRunner:
     """Computes batches in the launching thread. ``normalizes`` is the model's default, after the ``modules``."""
@@ -140,7 +90,7 @@ class StaticRunner:
     normalizes: bool
 
     on_cpu = True
-    has_own_threads = pads = False
+    has_own_threads = pads = takes_adapters = False
     concurrent_launches = 1
     background_launches = embeds_width = 0
     cosine_with_float32 = None

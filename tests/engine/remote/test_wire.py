@@ -375,7 +375,7 @@ def name_of(kind: type) -> str:
 def alike(lengths: list[int], params: list[Any], tokens: int | None = None, **changes: Any) -> Rows:
     """Return rows of ``tokens`` tokens in all, by default as many as are said of them, as they are sent."""
     ids = np.ones(sum(lengths) if tokens is None else tokens, np.int32)
-    return replace(Rows(lengths, [0], [None], ids, None, None, None, None, params), **changes)
+    return replace(Rows(lengths, [0], [None], ids, None, None, None, 0, None, params), **changes)
 
 
 HUGE = ["<i4", [2**62]]

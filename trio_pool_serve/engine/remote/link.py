@@ -144,7 +144,7 @@ def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: byte
     return found[0]
 
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 """Ends of different versions refuse each other. Raise it with every change of the messages, including params:
 ``tests/engine/remote/test_wire_version.py`` fails otherwise."""
 

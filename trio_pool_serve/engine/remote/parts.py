@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from trio_pool_serve import errors
 from trio_pool_serve.engine.remote.frames import (
@@ -62,7 +63,8 @@ def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
         number, request = row
         prompt, of_params = request.prompt, encoded[id(request.params)]
         is_alone = of_params is None or _lone(prompt) is not None
-        return of_params, request.adapter, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+        of_model = of_params, request.adapter, prompt.route
+        return *of_model, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
 
     for _, alike in itertools.groupby(rows, in_common):
         yield [*alike]
@@ -99,6 +101,7 @@ def _rows_of(requests: Sequence[PoolingRequest]) -> Rows:
         None if prompt.type_ids is None else of_rows([each.type_ids for each in prompts], INT32, lengths),
         None if prompt.kept is None else of_rows([each.kept for each in prompts], BOOL, lengths),
         _lone(prompt),
+        prompt.route,
         requests[0].adapter,
         _named(requests[0].params),
     )
@@ -137,7 +140,8 @@ def _prompts(rows: Rows) -> list[RenderedPrompt]:
     if (lone := rows.lone) is not None:
         _require_alone(lone, lengths)
         columns += [lone.images], [lone.embeds], [lone.chunks]
-    return [*itertools.starmap(RenderedPrompt, zip(*columns, strict=True))]
+    prompts = [*itertools.starmap(RenderedPrompt, zip(*columns, strict=True))]
+    return [replace(prompt, route=rows.route) for prompt in prompts] if rows.route else prompts
 
 
 def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> None:

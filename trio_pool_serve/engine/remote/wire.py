@@ -40,7 +40,7 @@ class LonePrompt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Rows(msgspec.Struct, array_like=True):
-    """``PoolingRequest``s with equal params, one adapter and the same kinds of arrays.
+    """``PoolingRequest``s with equal params, one route, one adapter and the same kinds of arrays.
 
     A row with a ``LonePrompt`` is alone.
 
@@ -56,6 +56,7 @@ class Rows(msgspec.Struct, array_like=True):
     type_ids: Array | None
     kept: Array | None
     lone: LonePrompt | None
+    route: Count
     adapter: Adapter | None
     params: list[tuple[str, Any]]
     """The ``wire_name`` and fields of each. The last field: their arrays are read once their classes are known."""

@@ -1,9 +1,10 @@
 """The JSON files and the modules of a model's folder."""
 
+import ast
 import json
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,22 @@ class ModuleFiles:
 
 @frozen(kw_only=True)
 class RouterFiles:
-    """A Router module: the modules of each route, and the route of texts without an input type."""
+    """A Router module: the modules of each route, and the route of texts without an input type.
+
+    ``mappings`` are the routes of (task, modality); ``None`` stands for any.
+    """
 
     routes: Mapping[str, tuple[ModuleFiles, ...]]
     default_route: str | None
+    mappings: Mapping[Any, str] = Factory(dict)
+
+    def route_of(self, task: str | None) -> str | None:
+        """Return the route of texts of a task; ``None`` if there is none: an error in sentence-transformers."""
+        for key in ((task, "text"), (task, None), (None, "text"), (None, None)):
+            if key in self.mappings:
+                return self.mappings[key]
+        named = (name for name in (task, "text") if name in self.routes)
+        return next(named, None if task else self.default_route)
 
 
 @frozen(kw_only=True)
@@ -176,26 +189,42 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
         raise ModelLoadError(f"{path} is not a folder.")
     require_regular_files(path)
     modules = read_modules(path)
-    router = read_router(modules[0].path) if modules and modules[0].name == "Router" else None
-    transformer_path = _transformer_path(modules, router) if modules else path
-    adapter = transformer_path / "adapter_config.json"
-    if adapter.exists():
-        raise ModelLoadError(
-            f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base."
-        )
-    config = read_json(transformer_path / "config.json")
-    is_static = (bool(modules) and modules[0].name == STATIC) or config.get("model_type") == "model2vec"
-    if not config and not is_static:
-        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
-    candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
-    name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
-    require_known("Transformer", str(transformer_path / name), module_config)
     whole = read_json(path / "config_sentence_transformers.json")
     # Other kinds of sentence-transformers' models do not read it.
     if modules and (kept := whole.get("truncate_dim")) and whole.get("model_type") in (None, "SentenceTransformer"):
         if type(kept) is not int or kept < 1:
             raise ModelLoadError(f"{path / 'config_sentence_transformers.json'}: truncate_dim is {kept!r}.")
         modules += (ModuleFiles(name="Truncate", path=path, config={"dimensions": kept}),)
+    router = read_router(modules[0].path) if modules and modules[0].name == "Router" else None
+    return _files_of(path, modules, whole, chat_template, router)
+
+
+def files_of_route(files: FolderFiles, route: Sequence[ModuleFiles]) -> FolderFiles:
+    """Return the files of one route of a Router and the modules after it, as a model of their own."""
+    return _files_of(files.path, (*route, *files.modules[1:]), files.sentence_transformers_config, files.chat_template)
+
+
+def _files_of(
+    path: Path,
+    modules: tuple[ModuleFiles, ...],
+    whole: Mapping[str, Any],
+    chat_template: str | None,
+    router: RouterFiles | None = None,
+) -> FolderFiles:
+    reader = _input_module(modules, router) if modules else ModuleFiles(name="Transformer", path=path)
+    transformer_path = reader.path
+    adapter = transformer_path / "adapter_config.json"
+    if adapter.exists():
+        raise ModelLoadError(
+            f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base."
+        )
+    config = read_json(transformer_path / "config.json")
+    is_static = reader.name == STATIC or config.get("model_type") == "model2vec"
+    if not config and not is_static:
+        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
+    candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
+    name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
+    require_known("Transformer", str(transformer_path / name), module_config)
     return FolderFiles(
         path=path,
         transformer_path=transformer_path,
@@ -243,24 +272,26 @@ def read_router(path: Path) -> RouterFiles:
     try:
         modules = {name: _module_files(path, dotted, name) for name, dotted in config["types"].items()}
         routes = {route: tuple(modules[name] for name in names) for route, names in config["structure"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
+        parameters = config.get("parameters") or {}
+        mappings = {ast.literal_eval(key[:99]): to for key, to in (parameters.get("route_mappings") or {}).items()}
+        first = next(iter(routes), None) if parameters.get("allow_empty_key", True) else None
+        default = parameters.get("default_route") or first
+        unknown = {*mappings.values(), default or first} - {*routes, None}
+    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
         raise ModelLoadError(f"The Router of {path} cannot be read: {error!r}") from error
-    parameters = config.get("parameters") or {}
     require_known("Router", f"{path}: parameters", parameters)
-    if parameters.get("route_mappings"):
-        raise ModelLoadError("The Router has route_mappings, which are not supported.")
-    first = next(iter(routes), None) if parameters.get("allow_empty_key", True) else None
-    return RouterFiles(routes=routes, default_route=parameters.get("default_route") or first)
+    if unknown:
+        raise ModelLoadError(f"The Router of {path} has no route {', '.join(map(repr, unknown))}.")
+    return RouterFiles(routes=routes, default_route=default, mappings=mappings)
 
 
-def _transformer_path(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> Path:
-    if modules[0].name == STATIC:
-        return modules[0].path
+def _input_module(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> ModuleFiles:
+    """Return the module that reads texts; of a Router's, a transformer if there is one."""
     candidates = [module for route in router.routes.values() for module in route] if router else modules
-    paths = {module.path for module in candidates if module.name in TRANSFORMERS}
-    if len(paths) != 1:
-        raise ModelLoadError(f"The model has {len(paths)} transformers; one can be served.")
-    return paths.pop()
+    found = [module for name in (TRANSFORMERS, (STATIC,)) for module in candidates if module.name in name]
+    if not found or (router is None and len({module.path for module in found}) > 1):
+        raise ModelLoadError(f"The model has {len(found)} transformers; one can be served.")
+    return found[0]
 
 
 def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
@@ -271,6 +302,7 @@ def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
     if not path.is_relative_to(root.resolve()):
         raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
     require_regular_files(path)
+    name = "Router" if name == "Asym" else name  # its name before sentence-transformers 5
     config = read_json(path / "config.json") if name not in (*TRANSFORMERS, "Router") else {}
     require_known(name, str(path / "config.json"), config)
     return ModuleFiles(name=name, path=path, config=config)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from attrs import evolve
+
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -22,6 +24,12 @@ SUPPORTED = frozenset({"CLIPImageProcessor", "SiglipImageProcessor", "Siglip2Ima
 
 def text_renderer_of(folder: AnyModelFolder, tokenizer: Tokenizer, *, workers: int) -> TextRenderer:
     """Return a model's text renderer, with ``workers`` + 1 copies of its tokenizer. Raises ``ModelLoadError``."""
+    if folder.routes:
+        pairs, numbers = zip(folder.routes, tokenizer.routes, strict=True), folder.spec.route_numbers
+        own = [text_renderer_of(route, its, workers=workers) for route, its in pairs]
+        of_types = {key: evolve(own[number], route=number) for key, number in numbers.items()}
+        chosen: TextRenderer = own[numbers.get(None, 0)]
+        return evolve(chosen, max_model_len=folder.max_model_len, routes=of_types)
     return TextRenderer(
         TokenizerPool(tokenizer, workers + 1),  # one for the event loop, which renders short texts inline
         max_model_len=folder.max_model_len,

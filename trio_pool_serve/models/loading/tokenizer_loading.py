@@ -141,12 +141,18 @@ def load_tokenizer(
     cache, from which later calls read it in milliseconds. Other tokenizers, and a first call, import transformers.
     Blocks; raises ``ModelLoadError``.
     """
+    if folder.routes:
+        of_routes = [load_tokenizer(each, trust_remote_code=trust_remote_code, cache=cache) for each in folder.routes]
+        chosen: Tokenizer = of_routes[folder.spec.route_numbers.get(None, 0)]
+        chosen.routes = of_routes
+        return chosen
     if folder.spec.reads_tokenizer_file:
         return _of_file(folder)
     entry = None
     if cache is not None:
         with suppress(OSError):  # of files that need not be read to load the tokenizer
-            facts = folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
+            own = folder.transformer_path.resolve().relative_to(folder.path.resolve())
+            facts = own, folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
             entry = tokenizer_entry(folder.path, cache, repr(facts))
     if entry is None:
         return _load(folder, None, trust_remote_code=trust_remote_code)

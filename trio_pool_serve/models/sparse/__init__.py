@@ -7,7 +7,7 @@ embedding model by a sparse autoencoder.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import evolve, frozen
 
@@ -93,9 +93,7 @@ def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
     if len(tables) != 1 or len(splades) != 1:
         raise ModelLoadError("A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.")
     [(route, table)] = tables.items()
-    input_types: set[InputType | None] = {cast("InputType", route)}
-    if router.default_route == route:
-        input_types.add(None)
+    input_types = {each for each in (None, *get_args(InputType)) if router.route_of(each) == route}
     _require_same_tokenizer(table, files.transformer_path)
     return evolve(
         _splade(files, splades[0]),

@@ -6,7 +6,6 @@ without modules.json declare ``normalize`` in config.json. Both are computed as 
 StaticEmbedding: no special tokens, unknown tokens count, and a text without tokens gets zeros.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -37,6 +36,7 @@ class Static(ModelSpec):
     scoring = "vectors"
     supports_messages = False
     pools_token_states = True
+    by_numpy = True
     reads_tokenizer_file = True
 
     max_length: int | None = None
@@ -78,11 +78,9 @@ def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
 def _vocab_size(folder: Path) -> int:
     """Return the number of tokens that have a row. Raises ``ModelLoadError`` if the tensors do not fit together."""
     shapes = read_shapes(folder)
-    if (table := shapes.get("embedding.weight")) is not None:
-        per_token: Mapping[str, tuple[int, ...]] = {}
-    elif (table := shapes.get("embeddings")) is not None:
-        per_token = {name: shapes[name] for name in ("mapping", "weights") if name in shapes}
-    else:
+    names = () if "embedding.weight" in shapes else ("mapping", "weights")
+    per_token = {name: shapes[name] for name in names if name in shapes}
+    if (table := shapes.get("embedding.weight", shapes.get("embeddings"))) is None:
         raise ModelLoadError(f"{folder / FILE} has neither a tensor embedding.weight nor embeddings.")
     if len(table) != 2 or 0 in table:
         raise ModelLoadError(f"{folder / FILE}: the table has the shape {table}; it must be (rows, dimensions).")

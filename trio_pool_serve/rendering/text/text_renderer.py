@@ -1,6 +1,6 @@
 """Renders texts, pairs and token ids with a tokenizer. Blocking."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
-from trio_pool_serve.prompts import ChunkedPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.excerpt import encode_excerpt
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat, shorten
@@ -39,6 +39,10 @@ class TextRenderer:
     pools_instruction: bool = field(default=True, kw_only=True)
     pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
+    route: int = field(default=0, kw_only=True)
+    """The number of the route that it renders for."""
+    routes: "Mapping[InputType | None, TextRenderer]" = field(factory=dict, kw_only=True)
+    """For a model with several routes, the renderer of each input type that has one; else empty."""
     _instruction_tokens: Callable[[Tokenizer, str, bool], int] = field(
         init=False,
         default=Factory(
@@ -50,6 +54,9 @@ class TextRenderer:
 
     def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+        if self.routes:
+            own, params = self._of_route(params)
+            return msgspec.structs.replace(own.render(prompt, params), route=own.route)
         if isinstance(prompt, TokensPrompt):
             return self.render_tokens(prompt, params)
         if not isinstance(prompt, PairPrompt):
@@ -79,6 +86,9 @@ class TextRenderer:
 
     def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
         """Return one row, or one for each window of a text that is too long. Raises as ``render``."""
+        if self.routes:
+            own, params = self._of_route(params)
+            return [msgspec.structs.replace(row, route=own.route) for row in own.render_windows(prompt, params)]
         try:
             return [self._render_text(prompt, params)]
         except ContextLengthError:
@@ -104,6 +114,19 @@ class TextRenderer:
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
+    def _of_route(self, params: RenderingParams) -> "tuple[TextRenderer, RenderingParams]":
+        """Return the renderer of a text's route, and the params for it: the model's maximum length is the route's own.
+
+        Raises ``InvalidRequestError``.
+        """
+        if (own := self.routes.get(params.input_type)) is None:
+            wanted, known = params.input_type or "no", " and ".join(sorted(filter(None, self.routes)))
+            raise InvalidRequestError(
+                f"This model has no route for texts of {wanted} input type; send input_type: {known}.", field="prompts"
+            )
+        is_longest = params.truncate_to == self.max_model_len
+        return own, evolve(params, truncate_to=own.max_model_len) if is_longest else params
+
     def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
         """Return the result of ``use`` with a tokenizer. Raises ``InvalidRequestError`` for text that is no Unicode."""
         with self.tokenizers.lend() as tokenizer, _unicode_errors():
@@ -111,6 +134,8 @@ class TextRenderer:
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
+        if self.routes:
+            return self.render(prompt, params)
         params, most = self.text_format.limited(params, self.max_model_len)
         ids, keep = prompt.token_ids, min(most, params.truncate_to or most)
         if params.truncate_to is not None and len(ids) > keep:

@@ -73,6 +73,8 @@ class Tokenizer(ABC):
     """The chat templates of the model's files."""
     truncation_side: TruncationSide = "right"
     """Where texts are truncated unless a request says otherwise."""
+    routes: "Sequence[Tokenizer]" = ()
+    """For a model with several routes, the tokenizer of each, by number."""
     _has_segments: bool = True
     """Whether the model tells the two texts of a pair apart."""
     special_tokens: int = field(init=False)
