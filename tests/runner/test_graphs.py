@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from attrs import define, field
+from msgspec.structs import replace
 from torch import Tensor
 
 from tests.models.classifier_families import PROMPTS, write_classifier
+from tests.models.lora_adapters import vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, write_family
 from tests.runner.test_varlen import PACKED, packed_backbone
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
@@ -102,6 +104,18 @@ async def test_long_batches_and_embeddings_fit_no_graph_and_are_computed_without
     prompt = RenderedPrompt(np.zeros(3, dtype=np.int32), embeds=np.ones((3, 32), dtype=np.float32))
     await served.runner.launch(Batch((PoolingRequest(prompt),)))
     assert backend.replays == 0
+
+
+async def test_batches_with_an_adapter_are_packed_and_not_replayed(bert: Path, tmp_path: Path):
+    adapter = write_lora(tmp_path / "adapter", bert)
+    served, backend = served_by_graphs(bert)
+    rows = await served.requests(TEXTS)
+    adapted = await served.runner.launch(Batch(tuple(replace(row, adapter=adapter) for row in rows)))
+    assert largest_difference([value for (value,) in adapted], vectors_by_peft(bert, adapter, TEXTS)) < TOLERANCE
+    assert backend.replays == 0
+    plain = [value for (value,) in await served.runner.launch(Batch(tuple(rows)))]
+    assert largest_difference(plain, vectors_by_peft(bert, None, TEXTS)) < TOLERANCE
+    assert backend.replays == 1
 
 
 async def test_a_capture_that_fails_leaves_no_graphs(bert: Path):

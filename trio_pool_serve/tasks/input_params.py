@@ -21,8 +21,8 @@ class InputParams:
     inputs, with ``dialect_truncates`` as its default; with ``refuses_longer`` they are refused. ``instruction`` is the
     client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
     selects the model's template for queries or documents. ``task`` selects an adapter of a model that has some for its
-    tasks, by default ``prompt_name`` or ``input_type`` does. ``truncation_side`` is by default the tokenizer's. ``padded``
-    requests padding to the model's maximum, which is accepted for models that always pad.
+    tasks, by default ``prompt_name`` or ``input_type`` does. ``truncation_side`` is by default the tokenizer's.
+    ``padded`` requests padding to the model's maximum, which is accepted for models that always pad.
     """
 
     truncate_to: int | None = None
