@@ -115,21 +115,19 @@ def bodies(draw: st.DrawFn, candidate: DialectEndpoint, name: str, also: Mapping
     return json_of({**candidate.endpoint.example, **also, **junk, name: draw(values_of(fields[name]))})
 
 
-def integers_of(kind: Any) -> Iterator[inspect.IntType]:
-    """Give every integer that a type may hold, however deep."""
+def numbers_of(kind: Any) -> Iterator[inspect.IntType | inspect.FloatType]:
+    """Give every number that a type may hold, however deep."""
     match kind:
-        case inspect.IntType():
+        case inspect.IntType() | inspect.FloatType():
             yield kind
         case inspect.Metadata(type=inner) | inspect.ListType(item_type=inner) | inspect.DictType(value_type=inner):
-            yield from integers_of(inner)
+            yield from numbers_of(inner)
         case inspect.UnionType(types=types):
             for one in types:
-                yield from integers_of(one)
+                yield from numbers_of(one)
         case inspect.TupleType(item_types=items):
             for item in items:
-                yield from integers_of(item)
+                yield from numbers_of(item)
         case inspect.DataclassType(fields=fields):
             for field in fields:
-                yield from integers_of(field.type)
-        case _:
-            assert not isinstance(kind, inspect.FloatType), "a number without bounds"
+                yield from numbers_of(field.type)

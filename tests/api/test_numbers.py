@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.api.extreme_bodies import ENDPOINTS, JUNK, fields_of, integers_of, json_of
+from tests.api.extreme_bodies import ENDPOINTS, JUNK, fields_of, json_of, numbers_of
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
@@ -30,9 +30,9 @@ def status_of(path: str, body: bytes) -> int:
 
 
 @pytest.mark.parametrize(("path", "candidate"), CASES)
-def test_integers_out_of_bounds_are_refused_where_they_are_decoded(path: str, candidate: DialectEndpoint):
+def test_numbers_out_of_bounds_are_refused_where_they_are_decoded(path: str, candidate: DialectEndpoint):
     for name, kind in fields_of(candidate.endpoint.wire).items():
-        for bounds in integers_of(kind):
+        for bounds in numbers_of(kind):
             assert -(2**63) <= bounds.ge < bounds.le < 2**63
             for wrong in (bounds.ge - 1, bounds.le + 1, 2**64, -(2**100), 2**100):
                 for value in (wrong, [wrong], [[wrong]]):
@@ -66,7 +66,7 @@ async def test_the_document_of_all_routes_says_the_bounds(client):
             name = schema.get("$ref", "").removeprefix("#/components/schemas/")
             left += [*schema.values(), *([schemas[name]] if name and name not in found else [])]
             found.add(name)
-            if schema.get("type") == "integer":
+            if schema.get("type") in ("integer", "number"):
                 assert -(2**63) <= schema["minimum"] < schema["maximum"] < 2**63
                 assert schema["description"]
                 described += 1

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.end_to_end.folder_over_http import serving_folder
 from tests.models.retrieval_families import DOCUMENTS, LATE_INTERACTION, QUERIES, assert_same_ranking
 from trio_pool_serve import InvalidRequestError
 from trio_pool_serve.python_api import open_model
@@ -66,3 +67,17 @@ async def test_a_request_pools_documents_but_not_queries(tmp_path: Path, record_
                 await model.tokens(["a text"], token_pooling=wrong)
     assert max(differences) < 1e-5
     record_agreement("token_pooling of a request", "token_embed", "sentence-transformers", max(differences))
+
+
+async def test_the_field_of_pooling_and_embed_all_means_the_same(tmp_path: Path):
+    from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+    path = LATE_INTERACTION["without_mask"](tmp_path / "model")
+    theirs, texts = multi_vector_encoder(path), [text for text in DOCUMENTS if text]  # /embed_all refuses empty texts
+    wanted = theirs.encode(texts, token_pooling=HierarchicalTokenPooling(2))
+    as_means = theirs.encode(texts, token_pooling=HierarchicalTokenPooling(2, normalize_embeddings=False))
+    async with serving_folder(path) as ours:
+        pooled = await ours.pooled(texts, task="token_embed", token_pooling=2)
+        of_all = await ours.post("/embed_all", inputs=texts, truncate=True, token_pooling=2, normalize=False)
+    assert farthest([np.array(row) for row in pooled], wanted) < 1e-5
+    assert farthest([np.array(row) for row in of_all], as_means) < 1e-5
