@@ -48,7 +48,7 @@ async def test_a_model_that_pools_gives_its_vectors_and_scores(name: str, tmp_pa
     assert np.abs(scores - expected).max() < 1e-4
     of_documents = theirs.encode_query(TEXTS["document"][:5]), theirs.encode_document(TEXTS["document"][1:6])
     assert np.abs(paired - theirs.similarity_pairwise(*of_documents).numpy()).max() < 1e-4
-    record_agreement(name, "score", "sentence-transformers", float(np.abs(scores - expected).max()))
+    record_agreement(name, "score", "MultiVectorEncoder", float(np.abs(scores - expected).max()))
 
 
 async def test_a_request_pools_documents_but_not_queries(tmp_path: Path, record_agreement: Record):
@@ -66,7 +66,7 @@ async def test_a_request_pools_documents_but_not_queries(tmp_path: Path, record_
             with pytest.raises(InvalidRequestError, match="token_pooling must be a number of at least 1"):
                 await model.tokens(["a text"], token_pooling=wrong)
     assert max(differences) < 1e-5
-    record_agreement("token_pooling of a request", "token_embed", "sentence-transformers", max(differences))
+    record_agreement("token_pooling of a request", "token_embed", "MultiVectorEncoder", max(differences))
 
 
 async def test_the_field_of_pooling_and_embed_all_means_the_same(tmp_path: Path):
