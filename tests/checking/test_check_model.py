@@ -47,6 +47,12 @@ KINDS = {
 }
 
 
+PARTICULARS = {
+    "cross_encoder": {"activation": "torch.nn.Sigmoid"},
+    "late_interaction": {"queries": "padded to 14 tokens", "documents": "up to 40 tokens"},
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kind: str):
     write, task = KINDS[kind]
@@ -58,7 +64,10 @@ async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kin
         facts = asked.service.default.engine.facts
         assert report.max_batch_tokens == info["max_batch_tokens"] == facts.max_batch_tokens
         assert report.dimensions == facts.dimensions
-    assert (report.kind, report.task) == (kind.partition(" ")[0], task)
+    name = kind.partition(" ")[0]
+    assert (report.kind, report.task) == (name, task)
+    assert report.particulars == PARTICULARS.get(name, {})
+    assert report.normalize == (name in ("embedding", "late_interaction"))
     for name in ("id", "task", "tasks", "max_model_len", "backend", "dtype", "fingerprint"):
         assert getattr(report, name) == card[name], name
     assert report.max_model_len == info["max_input_length"]

@@ -110,10 +110,12 @@ async def sparse(ours: ServedModel, path: Path, _: int) -> float:
 
 
 ORACLES = {
-    "embedding": embedding, "static": embedding, "bge_m3": embedding, "cross_encoder": pairs,
-    "generative_reranker": pairs,
-    "late_interaction": late_interaction, "sparse": sparse,
-}  # fmt: skip
+    **dict.fromkeys(("embedding", "static", "bge_m3"), embedding),
+    **dict.fromkeys(("cross_encoder", "generative_reranker"), pairs),
+    "late_interaction": late_interaction,
+    "sparse": sparse,
+}
+"""By the kind of a row."""
 
 
 @pytest.mark.parametrize("name", SERVED)

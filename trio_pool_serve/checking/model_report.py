@@ -71,6 +71,8 @@ class ModelReport:
     normalize_from: str
     dimensions: int
     labels: list[str]
+    particulars: Mapping[str, str]
+    """How inputs are rendered and outputs computed, where models of the kind differ."""
     max_model_len: int
     prompts: Mapping[str, str]
     default_prompt_name: str | None
@@ -170,7 +172,10 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     if report.labels:
         more = len(report.labels) - SHOWN_LABELS
         yield "labels", ", ".join(report.labels[:SHOWN_LABELS]) + (f" and {more} more" if more > 0 else "")
+    yield from report.particulars.items()
     yield "longest input", f"{report.max_model_len} tokens"
+    if report.scoring == "vectors" and not report.prompts:
+        yield "prompts", "none in the files: the model's card may name some"
     for name, prompt in report.prompts.items():
         yield "prompt", f"{name}{' (default)' if name == report.default_prompt_name else ''}: {prompt!r}"
     yield "computed", f"{report.dtype} on {report.device}, {report.computation}"

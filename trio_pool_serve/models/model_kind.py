@@ -139,6 +139,11 @@ class ModelSpec:
         """Maximum tokens of an input if the files declare none; ``None``: then they must."""
         return None
 
+    @property
+    def particulars(self) -> Mapping[str, str]:
+        """What `check` reports of models of this kind, by name."""
+        return {}
+
     def sparse_params(self, _: InputType | None) -> SparseEmbed | SparseLookup:
         """Return the params by which the sparse vector of a text of an input type is computed."""
         return SparseEmbed()

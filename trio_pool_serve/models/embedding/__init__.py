@@ -137,8 +137,12 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
         f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes {pooling} pooling and no "
         f"normalisation, vLLM {vllm} pooling and normalisation, text-embeddings-inference "
         f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
-        "Choose with --pooling and --normalize or --no-normalize."
+        f"Choose with --pooling and --normalize or --no-normalize.{OTHER_USES.get(name.rpartition('For')[2], '')}"
     )
+
+
+OTHER_USES = {"MaskedLM": " For SPLADE: --task sparse_embed.", "CausalLM": " For a reranker: --task score."}
+"""What a bare folder may be for instead, by the end of its class's name."""
 
 
 def similarity_of(files: FolderFiles) -> Similarity:

@@ -74,6 +74,13 @@ class LateInteraction(ModelSpec):
         """The longer of queries and documents. PyLate's tokenizer limit is one less, for the marker token."""
         return max(self.query_length or 0, self.document_length or 0, self.expansion.length if self.expansion else 0)
 
+    @property
+    def particulars(self) -> Mapping[str, str]:
+        """The lengths of queries and documents."""
+        lengths = {"queries": self.query_length, "documents": self.document_length}
+        padded = {"queries": f"padded to {self.expansion.length} tokens"} if self.expansion else {}
+        return {name: f"up to {length} tokens" for name, length in lengths.items() if length} | padded
+
 
 def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
     """Read folders of the three layouts."""
