@@ -48,7 +48,8 @@ KINDS = {
 
 
 PARTICULARS = {
-    "cross_encoder": {"activation": "torch.nn.Sigmoid"},
+    "cross_encoder": {"activation": "Sigmoid"},
+    "cross_encoder of modules": {"activation": "Identity"},
     "late_interaction": {"queries": "padded to 14 tokens", "documents": "up to 40 tokens"},
 }
 
@@ -66,7 +67,7 @@ async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kin
         assert report.dimensions == facts.dimensions
     name = kind.partition(" ")[0]
     assert (report.kind, report.task) == (name, task)
-    assert report.particulars == PARTICULARS.get(name, {})
+    assert report.particulars == PARTICULARS.get(kind, {})
     assert report.normalize == (name in ("embedding", "late_interaction"))
     for name in ("id", "task", "tasks", "max_model_len", "backend", "dtype", "fingerprint"):
         assert getattr(report, name) == card[name], name

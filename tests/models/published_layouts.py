@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 
 from tests.model_folders import write_json
 from tests.models import retrieval_families, static_families
-from tests.models.classifier_families import cross_encoder, paired_modernbert_tokenizer, reranker_tokenizer, scores
+from tests.models.classifier_families import (
+    GELU,
+    cross_encoder,
+    paired_modernbert_tokenizer,
+    reranker_tokenizer,
+    scores,
+)
 from tests.models.model_families import (
     FAMILIES,
     HIDDEN,
@@ -86,9 +92,6 @@ def of_family(name: str, tokenizer: Callable[[], Any] = bert_tokenizer) -> Layou
     return Layout(tokenizer, FAMILIES[name].modules, published, native)
 
 
-GELU = "torch.nn.modules.activation.GELU"
-
-SCORED = (pooling("cls"), dense(bias=False, activation=GELU), layer_norm(), scores())
 LOGIT_SCORE = Module(
     type="sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
     config={"true_token_id": 9693, "false_token_id": 2152, "module_input_name": "causal_logits"},
@@ -102,6 +105,7 @@ def generative_reranker(folder: Path) -> Path:
     return folder
 
 
+SCORED = (pooling("cls"), dense(bias=False, activation=GELU), layer_norm(), scores())
 GEMMA_MODULES = (pooling("mean"), plain_dense(HIDDEN, 4 * HIDDEN), plain_dense(4 * HIDDEN, HIDDEN), UNIT_LENGTH)
 
 LAYOUTS: Mapping[str, Layout] = {

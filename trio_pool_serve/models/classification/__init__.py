@@ -86,7 +86,7 @@ class CrossEncoder(SequenceClassifier):
     @property
     def particulars(self) -> Mapping[str, str]:
         """The activation of a score."""
-        return {"activation": self.score_activation}
+        return {"activation": self.score_activation.rpartition(".")[2]}
 
     @property
     def tasks(self) -> frozenset[PoolingTask]:

@@ -68,7 +68,7 @@ class GenerativeReranker(ModelSpec):
     @property
     def particulars(self) -> Mapping[str, str]:
         """The activation of a score."""
-        return {"activation": self.score_activation}
+        return {"activation": self.score_activation.rpartition(".")[2]}
 
 
 def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> GenerativeReranker | None:
