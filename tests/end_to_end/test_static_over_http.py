@@ -42,6 +42,13 @@ async def test_vectors_and_scores_agree(name: str, tmp_path: Path, record_agreem
     record_agreement(name, "score", ORACLE, scores)
 
 
+async def test_the_windows_of_a_long_text_have_no_special_tokens(tmp_path: Path):
+    """So their mean, weighted by their tokens, is the vector of the whole text."""
+    path = STATIC["static"](tmp_path / "static")
+    async with serving_folder(path, backend="auto", max_model_len=10, long_text="chunk") as ours:
+        assert farthest(await ours.embeddings(TEXTS), static_reference(path).encode(list(TEXTS))) < 1e-5
+
+
 async def test_a_model_of_model2vec_whose_dimensions_a_request_cuts(tmp_path: Path):
     path = STATIC["potion"](tmp_path / "potion")
     edit_json(path / "config.json", lambda config: config.update(hidden_dim=WIDTH))

@@ -94,7 +94,8 @@ class TextRenderer:
         except ContextLengthError:
             pass
         with self.tokenizers.lend() as tokenizer:
-            special = tokenizer.special_tokens if params.add_special_tokens else 0
+            adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
+            special = tokenizer.special_tokens if adds_special_tokens else 0
             read = encode_excerpt(
                 tokenizer, params.instruction + prompt.text, MAX_WINDOWS * self.max_model_len, "right"
             )
@@ -105,7 +106,7 @@ class TextRenderer:
                     "The instruction takes up the maximum length: there is no room for the text.",
                     field="instruction",
                 )
-            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=params.add_special_tokens)
+            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=adds_special_tokens)
             if len(windows) > MAX_WINDOWS or not read.is_whole:
                 raise ContextLengthError(
                     f"An input is longer than {MAX_WINDOWS} windows of {size} tokens; at most {MAX_WINDOWS} are read.",
