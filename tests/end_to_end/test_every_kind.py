@@ -24,6 +24,7 @@ from attrs import frozen
 from tests.conftest import client_of
 from tests.models import classifier_families, model_families, retrieval_families, static_families, vision_families
 from tests.models.test_reranking_agreement import write_process_reward, write_reranker
+from tests.models.test_routed_agreement import ROUTED
 from tests.server.server_process import launched, until
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
@@ -120,6 +121,7 @@ OF_TEXTS: Mapping[str, tuple[Make, Request]] = {
     **{name: (make, VECTORS) for name, make in retrieval_families.LATE_INTERACTION.items()},
     **{name: (make, SPARSE) for name, make in retrieval_families.SPARSE.items()},
     "static": (static_families.STATIC["static"], EMBED),
+    "routed": (ROUTED["table_for_queries"], EMBED),
     "bge-m3": (retrieval_families.write_bge_m3, EMBED),
     "bge-m3 tokens": (retrieval_families.write_bge_m3, VECTORS),
     "bge-m3 weights": (retrieval_families.write_bge_m3, SPARSE),
