@@ -63,8 +63,8 @@ def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
         number, request = row
         prompt, of_params = request.prompt, encoded[id(request.params)]
         is_alone = of_params is None or _lone(prompt) is not None
-        of_model = of_params, request.adapter, prompt.route
-        return *of_model, prompt.type_ids is None, prompt.kept is None, number if is_alone else None
+        alone = number if is_alone else None
+        return of_params, request.adapter, prompt.route, prompt.type_ids is None, prompt.kept is None, alone
 
     for _, alike in itertools.groupby(rows, in_common):
         yield [*alike]
