@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve
+from rich.console import Console
 
 from tests.end_to_end.folder_over_http import serving_folder
+from tests.models.adapter_folders import factors, write_adapter
 from tests.models.classifier_families import POOLED, write_classifier
 from tests.models.model_families import edit_json, pooling, write_family, write_weighted_layers
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT
 from trio_pool_serve.checking.check_model import check_model, peak_bytes, reset_peak
-from trio_pool_serve.checking.model_report import ModelReport
+from trio_pool_serve.checking.model_report import ModelReport, print_report
 from trio_pool_serve.command_line.server_commands import ReportOptions, read_settings
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.processes.allocator import resident_bytes
@@ -126,6 +128,19 @@ async def test_the_report_lists_the_modules_of_a_cross_encoder_and_weighted_laye
     ignored = await check(write_weighted_layers(tmp_path / "ignored", "bert", has_hidden_states=False))
     assert (ignored.modules, ignored.pooling_from) == (["Pooling", "Normalize"], "2_Pooling/config.json")
     assert "WeightedLayerPooling has no effect" in ignored.warnings[0]
+
+
+async def test_the_report_says_what_weights_are_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    base = write_family(tmp_path / "base", "qwen3")
+    name = "layers.0.self_attn.q_proj"
+    quantization = {"quant_method": "fp8"}
+    edit_json(base / "config.json", lambda config: config.update(quantization_config=quantization))
+    adapter = write_adapter(tmp_path / "adapter", factors(name, size=32, out=32), target_modules=[name])
+    reports = [await check(base), await check(adapter, adapter_base=str(base))]
+    dequantised = "dequantised from FP8"
+    assert [report.weights for report in reports] == [dequantised, f"LoRA adapter on {base}, {dequantised}"]
+    print_report(reports[1], Console(width=500))
+    assert f"LoRA adapter on {base}, {dequantised}" in capsys.readouterr().out
 
 
 async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):

@@ -15,13 +15,15 @@ from tests.model_folders import write_json
 LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
 
 
-def factors(module: str = "encoder.query", r: int = 2, size: int = 3, kind: str = "lora_{}.weight") -> dict[str, Any]:
+def factors(
+    module: str = "encoder.query", r: int = 2, size: int = 3, kind: str = "lora_{}.weight", out: int | None = None
+) -> dict[str, Any]:
     """A module's two tensors, as PEFT names them."""
     random = np.random.default_rng(r)
     name = f"base_model.model.{module}.{kind}"
     return {
         name.format("A"): random.normal(size=(r, size)).astype(np.float32),
-        name.format("B"): random.normal(size=(size + 1, r)).astype(np.float32),
+        name.format("B"): random.normal(size=(out or size + 1, r)).astype(np.float32),
     }
 
 

@@ -182,31 +182,27 @@ def test_an_adapter_whose_base_is_not_known_is_refused(tmp_path: Path, monkeypat
         locate_model(str(tmp_path), ModelConfig(adapter_base="base"))
 
 
-def update_of(module: str, rows: int = 32, columns: int = 32) -> dict[str, Any]:
-    name, random = f"base_model.model.{module}.lora_", np.random.default_rng(0)
-    return {
-        f"{name}A.weight": random.normal(size=(2, columns)).astype(np.float32),
-        f"{name}B.weight": random.normal(size=(rows, 2)).astype(np.float32),
-    }
-
-
 @pytest.mark.parametrize(
     ("tensors", "config", "said"),
     [
-        (update_of(QUERY, rows=48), {}, rf"{QUERY}.weight is \[32, 32\] in the model, but \[48, 32\] in the adapter"),
-        (update_of("layers.0.q_proj"), {}, "updates what BertModel does not have: layers.0.q_proj.weight. Its base is"),
         (
-            update_of(QUERY),
+            factors(QUERY, size=32, out=48),
+            {},
+            rf"{QUERY}.weight is \[32, 32\] in the model, but \[48, 32\] in the adapter",
+        ),
+        (factors("layers.0.q_proj"), {}, "updates what BertModel does not have: layers.0.q_proj.weight. Its base is"),
+        (
+            factors(QUERY, size=32, out=32),
             {"target_modules": ["query"]},
             "no tensors for what BertModel has and its config names: encoder.layer.1.attention.self.query.weight",
         ),
         (
-            update_of(QUERY),
+            factors(QUERY, size=32, out=32),
             {"modules_to_save": ["pooler"]},
             "no tensors for what BertModel has and its config names: pooler.dense.bias, pooler.dense.weight",
         ),
-        (update_of("embeddings.LayerNorm", 32, 1), {}, "an update of a linear layer for a LayerNorm"),
-        (update_of("embeddings.word_embeddings"), {}, "an update of a linear layer for a Embedding"),
+        (factors("embeddings.LayerNorm", size=32, out=32), {}, "an update of a linear layer for a LayerNorm"),
+        (factors("embeddings.word_embeddings"), {}, "an update of a linear layer for a Embedding"),
     ],
 )
 def test_an_adapter_of_another_base_is_refused(

@@ -29,6 +29,7 @@ from trio_pool_serve.checking.model_report import (
     normalize_from,
     pooling_from,
     print_report,
+    weights_of,
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
@@ -210,6 +211,7 @@ def _report(
         kind=kind_of(folder),
         architectures=read_folder_files(folder.path).architectures,
         model_type=folder.model_type,
+        weights=weights_of(folder, source.loading),
         parameters=description.parameters,
         task=folder.task or tasks[0],
         tasks=tasks,

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
+from trio_pool_serve.models.files.adapter_files import read_adapter_config
+from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.model_kind import AnyModelFolder, Scoring, Similarity
 from trio_pool_serve.runner.runner_description import Backend
 from trio_pool_serve.tasks.model import Model
@@ -57,6 +59,8 @@ class ModelReport:
     kind: str
     architectures: tuple[str, ...]
     model_type: str
+    weights: str
+    """What they are made of if not of the files alone: the adapter that is merged, what they are dequantised from."""
     parameters: int
     task: str
     tasks: list[PoolingTask]
@@ -130,6 +134,17 @@ def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
     return ASSUMED if folder.spec.assumption else OF_THE_KIND
 
 
+def weights_of(folder: AnyModelFolder, loading: ModelConfig) -> str:
+    """Return what a model's weights are made of, such as ``LoRA adapter on org/base``; empty if of its files alone."""
+    made_of = []
+    if (adapter := adapter_in(folder.path)) is not None:
+        base = loading.adapter_base or read_adapter_config(adapter).get("base_model_name_or_path")
+        made_of.append(f"LoRA adapter on {base}")
+    if folder.quantization is not None:
+        made_of.append(f"dequantised from {folder.quantization.name}")
+    return ", ".join(made_of)
+
+
 def normalize_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
     """Return what decides whether vectors are normalised: a file of the folder, or a setting."""
     if loading.normalize is not None:
@@ -160,6 +175,8 @@ def print_report(report: ModelReport, console: Console) -> None:
 
 def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "kind", f"{report.kind}: {', '.join(report.architectures) or report.model_type}"
+    if report.weights:
+        yield "weights", report.weights
     yield "tasks", ", ".join(f"{task} (default)" if task == report.task else task for task in report.tasks)
     yield "accepts", ", ".join(report.accepts)
     if report.scoring is not None:

@@ -19,6 +19,7 @@ from trio_pool_serve.models.files.chat_template import (
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.native_configs import native_config, native_of
+from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
@@ -149,6 +150,7 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
         spec=spec,
         native_config=None if native is None else files.config,
         max_model_len=min(lengths),
+        quantization=read_quantization(place, files.config),
         lower_case=bool(files.module_config.get("do_lower_case")),
         task_adapters=adapters,
         prompts=prompts,

@@ -8,6 +8,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
@@ -178,6 +179,8 @@ class ModelFolder(Generic[Spec]):
     """``config.json`` of the transformer, or its text part where it has several."""
     native_config: Mapping[str, Any] | None = None
     """``config.json`` with the names of transformers' class, if the file has others."""
+    quantization: Quantization | None = None
+    """How the checkpoint's weights are quantised; ``None`` if they are not."""
     kind: "ModelKind[Spec]"
     spec: Spec
     max_model_len: int

@@ -1,5 +1,6 @@
 """Loading a transformers checkpoint onto a device: whole models, their logits of a few tokens, and single weights."""
 
+import logging
 import operator
 import os
 import sys
@@ -13,17 +14,22 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import masking_utils
+from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter
+from trio_pool_serve.models.loading.dequantizing import dequantize
 from trio_pool_serve.models.loading.tokenizer_loading import native_options
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.heads.classification import SelectedLogits
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
+
+logger = logging.getLogger(__name__)
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""
@@ -64,9 +70,13 @@ def load_checkpoint(
     options: dict[str, Any] = {"trust_remote_code": params.trust_remote_code}
     try:
         options |= native_options(folder)
-        model, info = getattr(transformers, auto_class).from_pretrained(
-            folder.transformer_path, dtype=params.dtype, local_files_only=True, output_loading_info=True, **options
-        )
+        options |= {"pretrained_model_name_or_path": folder.transformer_path, "local_files_only": True}
+        model_class: Any = getattr(transformers, auto_class)
+        if folder.quantization is not None:
+            model_class, options = _dequantized(folder, folder.quantization, params, model_class, options)
+        model, info = model_class.from_pretrained(dtype=params.dtype, output_loading_info=True, **options)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(f"transformers cannot load {folder.transformer_path}: {error}") from error
     given: set[str] = set()
@@ -85,6 +95,28 @@ def load_checkpoint(
         replace_synchronisations(model)
     require_finite(model.to(params.device).named_parameters(), folder.transformer_path)
     return model.eval().requires_grad_(requires_grad=False)
+
+
+def _dequantized(
+    folder: AnyModelFolder,
+    quantization: Quantization,
+    params: LoadingParams,
+    auto_class: Any,
+    options: Mapping[str, Any],
+) -> tuple[Any, dict[str, Any]]:
+    """Return the class of a model, and what its ``from_pretrained`` needs for weights that are dequantised here."""
+    logger.info("%s: weights in %s are dequantised to %s", folder.path.name, quantization.name, params.dtype)
+    config: Any = options.get("config") or transformers.AutoConfig.from_pretrained(**options)
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    # Auto classes need files to load from.
+    mapping = getattr(auto_class, "_model_mapping", None)
+    model_class: Any = auto_class if mapping is None else _get_model_class(config, mapping)  # type: ignore[no-untyped-call]
+    if model_class.config_class is type(config.get_text_config()):
+        config = config.get_text_config()
+    weights = dequantize(read_weights(folder.transformer_path), quantization, params.dtype)
+    return model_class, {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
 
 
 OF_CODE = "it is code of the model's repository (auto_map), which runs only with --trust-remote-code"
