@@ -27,6 +27,7 @@ from tests.models.model_families import (
     write_family,
     write_model,
 )
+from tests.models.static_families import STATIC
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
@@ -213,6 +214,13 @@ def test_an_adapter_of_another_base_is_refused(
         adapter / "adapter_config.json", lambda document: document.update(target_modules="x") or document | config
     )
     refuse(adapter, said)
+
+
+def test_an_adapter_of_a_model_without_a_transformer_is_refused(tmp_path: Path):
+    base = next(iter(STATIC.values()))(tmp_path / "base")
+    refuse(
+        write_adapter(tmp_path / "adapter"), "merged into a transformer, but the base has none", adapter_base=str(base)
+    )
 
 
 @pytest.mark.unit

@@ -9,7 +9,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import CONFIG as ADAPTER_CONFIG
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
-from trio_pool_serve.models.files.adapter_folder import join_folders
+from trio_pool_serve.models.files.adapter_folder import adapter_in, join_folders
 from trio_pool_serve.models.files.chat_template import (
     given_chat_template,
     names_both_texts,
@@ -117,7 +117,11 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     Raises ``ModelLoadError`` when the folder holds no model, requires something unsupported, or cannot be served
     with ``config``.
     """
-    return _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+    folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+    if adapter_in(path) is not None and (folder.routes or folder.spec.reads_tokenizer_file):
+        has = "several routes" if folder.routes else "none"
+        raise ModelLoadError(f"{path}: an adapter is merged into a transformer, but the base has {has}.")
+    return folder
 
 
 def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
