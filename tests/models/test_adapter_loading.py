@@ -219,7 +219,7 @@ def test_an_adapter_of_another_base_is_refused(
 def test_an_adapter_of_a_model_without_a_transformer_is_refused(tmp_path: Path):
     base = next(iter(STATIC.values()))(tmp_path / "base")
     refuse(
-        write_adapter(tmp_path / "adapter"), "merged into a transformer, but the base has none", adapter_base=str(base)
+        write_adapter(tmp_path / "adapter"), "an adapter needs a base that is one transformer", adapter_base=str(base)
     )
 
 

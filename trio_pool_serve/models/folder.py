@@ -18,6 +18,7 @@ from trio_pool_serve.models.files.chat_template import (
 )
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.native_configs import native_config, native_of
 from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
@@ -42,11 +43,8 @@ def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, o
     """
     path = locate_folder(location, config.revision, only_local=only_local)
     is_adapter, has_weights = (path / ADAPTER_CONFIG).exists(), has_torch_weights(path)
-    if config.adapter_base is not None and (has_weights or not is_adapter):
-        raise ModelLoadError(
-            f"--adapter-base is for LoRA adapters without weights of a base; {path} has "
-            f"{'weights of its own' if has_weights else f'no {ADAPTER_CONFIG}'}."
-        )
+    found = f"no {ADAPTER_CONFIG}" if not is_adapter else "a base's weights itself" if has_weights else ""
+    require(config.adapter_base is None or not found, f"--adapter-base is for LoRA adapters alone; {path} has {found}.")
     if not is_adapter:
         return path
     cache = ModelCache.of(config.cache_dir)
@@ -60,8 +58,8 @@ def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, o
 def _locate_base(adapter: Path, given: str | None, *, only_local: bool) -> Path:
     """Return the folder of an adapter's base: as given, as the adapter names it, or beside the adapter."""
     config = read_adapter_config(adapter)
-    if not (name := given or config.get("base_model_name_or_path")):
-        raise ModelLoadError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path is empty; set --adapter-base.")
+    name = given or config.get("base_model_name_or_path") or ""
+    require(name != "", f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path is empty; set --adapter-base.")
     beside = adapter.parent / Path(name).name
     if not Path(name).expanduser().is_dir() and beside != adapter and (beside / "config.json").is_file():
         return beside
@@ -118,9 +116,8 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     with ``config``.
     """
     folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
-    if adapter_in(path) is not None and (folder.routes or folder.spec.reads_tokenizer_file):
-        has = "several routes" if folder.routes else "none"
-        raise ModelLoadError(f"{path}: an adapter is merged into a transformer, but the base has {has}.")
+    is_one = not (folder.routes or folder.spec.reads_tokenizer_file)
+    require(is_one or adapter_in(path) is None, f"{path}: an adapter needs a base that is one transformer.")
     return folder
 
 

@@ -6,6 +6,7 @@ Hu et al., https://arxiv.org/abs/2106.09685. Keys, defaults and patterns are tho
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ from attrs import frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json, read_text, require_regular_files
-from trio_pool_serve.models.files.known_keys import require_known
+from trio_pool_serve.models.files.known_keys import require, require_known
 
 Matrix: TypeAlias = npt.NDArray[np.float32]
 
@@ -29,7 +30,7 @@ MAX_RANK = 4096
 PREFIX = "base_model.model."
 """PEFT's wrapper around the base model, in front of every tensor's name."""
 
-FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(?(embedding)|\.weight)")
+FACTOR = re.compile(r"(?P<module>.+)\.(?P<factor>lora_embedding_[AB]|lora_[AB](?=\.weight))(\.weight)?")
 
 SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}")
 """Regular expressions that may take exponential time: a repeated group, or more than two repetitions."""
@@ -114,40 +115,38 @@ def read_adapter_config(folder: Path) -> Mapping[str, Any]:
         "lora_alpha": (_is_number(config.get("lora_alpha", 8)), "a number"),
         "rank_pattern": (_is_pattern(config.get("rank_pattern"), _is_rank), "simple patterns, with ranks"),
         "alpha_pattern": (_is_pattern(config.get("alpha_pattern"), _is_number), "simple patterns, with numbers"),
-        "modules_to_save": (_are_names(config.get("modules_to_save")), "names of modules"),
+        "modules_to_save": (
+            all(isinstance(name, str) for name in config.get("modules_to_save") or ())
+            and isinstance(config.get("modules_to_save"), list | None),
+            "names of modules",
+        ),
         "base_model_name_or_path": (isinstance(config.get("base_model_name_or_path"), str | None), "a name or a path"),
         "revision": (isinstance(config.get("revision"), str | None), "a name"),
     }  # fmt: skip
     for key, (is_accepted, accepted) in checks.items():
-        if not is_accepted:
-            raise ModelLoadError(f"{place}: {key} is {config.get(key)!r:.200}; accepted: {accepted}.")
+        require(is_accepted, f"{place}: {key} is {config.get(key)!r:.200}; accepted: {accepted}.")
     require_known("LoRA", str(place), {key: value for key, value in config.items() if value})
     return config
 
 
 def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
+    return type(value) is int and 1 <= value <= MAX_RANK
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # also: not NaN
-
-
-def _are_names(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e9  # NaN is not
 
 
 def _is_pattern(value: object, is_accepted: Any) -> bool:
     """Return whether a mapping's values are accepted, and its keys regular expressions that are fast."""
-    try:
+    with suppress(re.error):
         return not value or (
             isinstance(value, dict)
             and all(map(is_accepted, value.values()))
             and not any(SLOW_PATTERN.search(pattern) for pattern in value)
             and all(re.compile(pattern) for pattern in value)
         )
-    except re.error:
-        return False
+    return False
 
 
 def _plain_targets(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -164,74 +163,62 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
 
 
 def _weight_bytes(folder: Path) -> bytes:
-    path = folder / WEIGHTS
+    path, pickled = folder / WEIGHTS, folder / "adapter_model.bin"
+    found = f"only {pickled.name}, which can contain code" if pickled.exists() else "no weights"
+    require(path.exists(), f"{folder} has {found}; an adapter's weights are read from {WEIGHTS}.")
     try:
-        if (size := path.stat().st_size) > MAX_WEIGHT_BYTES:
-            raise ModelLoadError(f"{path} has {size} bytes; at most {MAX_WEIGHT_BYTES} are read.")
+        require(path.stat().st_size <= MAX_WEIGHT_BYTES, f"{path} has more than {MAX_WEIGHT_BYTES} bytes.")
         return path.read_bytes()
-    except FileNotFoundError:
-        has_pickle = (folder / "adapter_model.bin").exists()
-        found = "only adapter_model.bin, which can contain code" if has_pickle else "no weights"
-        raise ModelLoadError(f"{folder} has {found}; an adapter's weights are read from {WEIGHTS}.") from None
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
 
 
 def _tensors(path: Path, content: bytes) -> Mapping[str, Matrix]:
     """Return the tensors in float32, by name without ``PREFIX``."""
-    tensors: dict[str, Matrix] = {}
     try:
         stored = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    for name, entry in stored:
-        if entry["dtype"] not in DTYPES:
-            raise ModelLoadError(f"{path}: {name} is in {entry['dtype']}; accepted: {', '.join(DTYPES)}.")
-        values = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        if entry["dtype"] == "BF16":  # the upper half of float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        values = values.astype(np.float32, copy=False)
-        if not np.isfinite(values).all():
-            raise ModelLoadError(f"{path}: {name} has numbers that are not finite.")
-        tensors[name.removeprefix(PREFIX)] = values
-    return tensors
+    return {name.removeprefix(PREFIX): _tensor(f"{path}: {name}", entry) for name, entry in stored}
+
+
+def _tensor(place: str, entry: Mapping[str, Any]) -> Matrix:
+    require(entry["dtype"] in DTYPES, f"{place} is in {entry['dtype']}; accepted: {', '.join(DTYPES)}.")
+    values = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    if entry["dtype"] == "BF16":  # the upper half of float32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    require(bool(np.isfinite(values).all()), f"{place} has numbers that are not finite.")
+    return values.astype(np.float32, copy=False)
 
 
 def _sorted_out(
     place: Path, config: Mapping[str, Any], tensors: Mapping[str, Matrix]
 ) -> tuple[Mapping[str, LowRankUpdate], Mapping[str, Matrix]]:
     """Return the updates by module, and the other weights by name."""
-    factors: dict[tuple[str, bool], dict[str, Matrix]] = {}
+    factors: dict[str, dict[str, Matrix]] = {}
     weights: dict[str, Matrix] = {}
     for name, tensor in tensors.items():
         if match := FACTOR.fullmatch(name):
-            factors.setdefault((match["module"], bool(match["embedding"])), {})[match["letter"]] = tensor
-        elif "lora_" in name:
-            raise ModelLoadError(f"{place.parent / WEIGHTS}: {name} is not a tensor of a plain LoRA adapter.")
+            factors.setdefault(match["module"], {})[match["factor"]] = tensor
         else:  # PEFT also stores embeddings that it updates, or whose size has changed
+            require("lora_" not in name, f"{place.parent / WEIGHTS}: {name} is not a tensor of a plain LoRA adapter.")
             weights[name.replace(".base_layer.", ".")] = tensor
-    updates = {
-        module: _update(place, config, module, pair, is_embedding=is_embedding)
-        for (module, is_embedding), pair in factors.items()
-    }
-    if not updates and not weights:
-        raise ModelLoadError(f"{place.parent / WEIGHTS} has no tensors.")
-    return updates, weights
+    require(bool(tensors), f"{place.parent / WEIGHTS} has no tensors.")
+    return {module: _update(place, config, module, pair) for module, pair in factors.items()}, weights
 
 
-def _update(
-    place: Path, config: Mapping[str, Any], module: str, pair: Mapping[str, Matrix], *, is_embedding: bool
-) -> LowRankUpdate:
-    kind, where = "lora_embedding" if is_embedding else "lora", f"{place.parent / WEIGHTS}: {module}"
-    if missing := {"A", "B"} - pair.keys():
-        raise ModelLoadError(f"{where} has no {kind}_{missing.pop()}.")
-    down, up = pair["A"], pair["B"]
+def _update(place: Path, config: Mapping[str, Any], module: str, pair: Mapping[str, Matrix]) -> LowRankUpdate:
+    kind, where = "lora_embedding" if "lora_embedding_A" in pair else "lora", f"{place.parent / WEIGHTS}: {module}"
+    wanted = {f"{kind}_A", f"{kind}_B"}
+    require(pair.keys() >= wanted, f"{where} has no {', '.join(sorted(wanted - pair.keys()))}.")
+    require(pair.keys() == wanted, f"{where} has both {' and '.join(sorted(pair))}.")
+    down, up = pair[f"{kind}_A"], pair[f"{kind}_B"]
     r = _of_module(config.get("rank_pattern"), module, config.get("r", 8))
     alpha = _of_module(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
-    if down.ndim != 2 or up.ndim != 2 or down.shape[0] != r or up.shape[1] != r:
-        raise ModelLoadError(
-            f"{where} has {kind}_A {list(down.shape)} and {kind}_B {list(up.shape)}; with r = {r} in {place.name} "
-            f"they must be [{r}, in] and [out, {r}]."
-        )
+    require(
+        (down.ndim, up.ndim, *down.shape[:1], *up.shape[1:]) == (2, 2, r, r),
+        f"{where} has {kind}_A {list(down.shape)} and {kind}_B {list(up.shape)}; with r = {r} in {place.name} "
+        f"they must be [{r}, in] and [out, {r}].",
+    )
     scale = alpha / (math.sqrt(r) if config.get("use_rslora") else r)
-    return LowRankUpdate(down=down, up=up, scale=scale, is_embedding=is_embedding)
+    return LowRankUpdate(down=down, up=up, scale=scale, is_embedding=kind == "lora_embedding")

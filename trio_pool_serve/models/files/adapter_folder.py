@@ -6,6 +6,7 @@ have, the adapter's count, as in PEFT and sentence-transformers.
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -107,6 +108,7 @@ def _written(folder: Path, files: Files) -> Path:
         for name, file in files.items():
             (path := unfinished / name).parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file) if isinstance(file, str) else path.symlink_to(file.absolute())
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(OSError):  # another process was faster
             unfinished.rename(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 STRATEGIES = ("tensor", "channel", "block")
@@ -33,36 +33,38 @@ def read_quantization(place: str, config: Mapping[str, Any]) -> Quantization | N
     declared = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not declared:
         return None
-    method = declared.get("quant_method")
+    method = (
+        "bitsandbytes" if declared.get("load_in_4bit") or declared.get("load_in_8bit") else declared.get("quant_method")
+    )
     if method == "fp8":
         return Quantization("FP8", block=_block(place, declared.get("weight_block_size")))
-    if method != "compressed-tensors":
-        found = "bitsandbytes" if declared.get("load_in_4bit") or declared.get("load_in_8bit") else method
-        raise _refusal(place, "quant_method", found, "fp8, compressed-tensors")
+    _require(method == "compressed-tensors", place, "quant_method", method, "fp8, compressed-tensors")
     groups = [group.get("weights") or {} for group in (declared.get("config_groups") or {}).values()]
     for weights in groups:
         kind = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy") in STRATEGIES
-        if kind != (8, True, True):
-            raise _refusal(place, "config_groups", weights, f"8 bits, symmetric, by {', '.join(STRATEGIES)}")
-    if declared.get("format") not in FORMATS:
-        raise _refusal(place, "format", declared.get("format"), ", ".join(FORMATS))
+        _require(
+            kind == (8, True, True), place, "config_groups", weights, f"8 bits, symmetric, by {', '.join(STRATEGIES)}"
+        )
+    form = declared.get("format")
+    _require(form in FORMATS, place, "format", form, ", ".join(FORMATS))
     for key in ("sparsity_config", "transform_config"):
         section = declared.get(key) or {}
-        if section.get("format", "dense") != "dense" or section.get("config_groups"):
-            raise _refusal(place, key, section, "none")
+        is_dense = section.get("format", "dense") == "dense" and not section.get("config_groups")
+        _require(is_dense, place, key, section, "none")
     blocks = {_block(place, weights.get("block_structure")) for weights in groups}
-    is_float = any(weights.get("type") == "float" for weights in groups)
-    block = next(iter(blocks)) if len(blocks) == 1 else None
-    return Quantization(f"compressed-tensors ({declared['format']})", is_float, block)
+    return Quantization(
+        f"compressed-tensors ({form})",
+        is_float=any(weights.get("type") == "float" for weights in groups),
+        block=next(iter(blocks)) if len(blocks) == 1 else None,
+    )
 
 
 def _block(place: str, block: object) -> tuple[int, int] | None:
-    if block is None:
-        return None
-    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and 0 < size <= 2**16 for size in block):
-        return block[0], block[1]
-    raise _refusal(place, "weight_block_size", block, "two sizes")
+    sizes = block if isinstance(block, list) else []
+    is_block = len(sizes) == 2 and all(type(size) is int and 0 < size <= 2**16 for size in sizes)
+    _require(block is None or is_block, place, "weight_block_size", block, "two sizes")
+    return (sizes[0], sizes[1]) if is_block else None
 
 
-def _refusal(place: str, key: str, found: object, accepted: str) -> ModelLoadError:
-    return ModelLoadError(f"{place}: {key} of quantization_config is {found!r:.200}; accepted: {accepted}. {INSTEAD}")
+def _require(is_accepted: bool, place: str, key: str, found: object, accepted: str) -> None:  # noqa: FBT001
+    require(is_accepted, f"{place}: {key} of quantization_config is {found!r:.200}; accepted: {accepted}. {INSTEAD}")

@@ -11,8 +11,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import AdapterFiles, LowRankUpdate
+from trio_pool_serve.models.files.known_keys import require
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,10 @@ def merge_adapter(model: Any, adapter: AdapterFiles, optional_weights: Collectio
         owner, _, leaf = name.rpartition(".")
         module, old = model.get_submodule(owner), parameters[name]
         new: Tensor = weights.get(name, old.data).float()
+        delta = weight_delta(updates[name], module).to(old.device) if name in updates else torch.zeros_like(new)
         _require_shape(name, old, new, adapter)
-        if name in updates:
-            delta = weight_delta(updates[name], module)
-            _require_shape(name, old, delta, adapter)
-            new = new + delta.to(new.device)
-        setattr(module, leaf, nn.Parameter(new.to(old), requires_grad=False))
+        _require_shape(name, old, delta, adapter)
+        setattr(module, leaf, nn.Parameter((new.to(old.device) + delta).to(old), requires_grad=False))
     logger.info("merged the LoRA adapter in %s: %d updates, %d weights", adapter.path, len(updates), len(weights))
     return names
 
@@ -75,11 +73,9 @@ def weight_delta(update: LowRankUpdate, module: nn.Module) -> Tensor:
 
     Raises ``ModelLoadError`` for modules of other classes than linear layers and embeddings.
     """
-    if not isinstance(module, nn.Linear | Conv1D | nn.Embedding) or update.is_embedding != isinstance(
-        module, nn.Embedding
-    ):
-        kind = "an embedding" if update.is_embedding else "a linear layer"
-        raise ModelLoadError(f"The adapter has an update of {kind} for a {type(module).__name__}.")
+    classes = nn.Embedding if update.is_embedding else nn.Linear | Conv1D
+    kind = "an embedding" if update.is_embedding else "a linear layer"
+    require(isinstance(module, classes), f"The adapter has an update of {kind} for a {type(module).__name__}.")
     delta = torch.from_numpy(update.up) @ torch.from_numpy(update.down) * update.scale
     return delta if isinstance(module, nn.Linear) else delta.T
 
@@ -99,17 +95,11 @@ def _is_in(name: str, ends: tuple[str, ...]) -> bool:
 
 
 def _require_none(names: Collection[str], adapter: AdapterFiles, what_is_wrong: str) -> None:
-    if names:
-        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-        raise ModelLoadError(
-            f"The adapter in {adapter.path} {what_is_wrong}: {', '.join(sorted(names)[:SHOWN_NAMES])}{more}. Its base "
-            f"is {adapter.base}."
-        )
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    shown = f"{', '.join(sorted(names)[:SHOWN_NAMES])}{more}"
+    require(not names, f"The adapter in {adapter.path} {what_is_wrong}: {shown}. Its base is {adapter.base}.")
 
 
 def _require_shape(name: str, of_base: Tensor, of_adapter: Tensor, adapter: AdapterFiles) -> None:
-    if of_base.shape != of_adapter.shape:
-        raise ModelLoadError(
-            f"{name} is {list(of_base.shape)} in the model, but {list(of_adapter.shape)} in the adapter in "
-            f"{adapter.path}, whose base is {adapter.base}."
-        )
+    shapes = f"{list(of_base.shape)} in the model, but {list(of_adapter.shape)} in the adapter in {adapter.path}"
+    require(of_base.shape == of_adapter.shape, f"{name} is {shapes}, whose base is {adapter.base}.")

@@ -79,9 +79,8 @@ def load_checkpoint(
         raise
     except Exception as error:
         raise ModelLoadError(f"transformers cannot load {folder.transformer_path}: {error}") from error
-    given: set[str] = set()
-    if (adapter := adapter_in(folder.path)) is not None:
-        given = merge_adapter(model, read_adapter(adapter), optional_weights)
+    adapter = adapter_in(folder.path)
+    given = set() if adapter is None else merge_adapter(model, read_adapter(adapter), optional_weights)
     missing = sorted(key for key in {*info["missing_keys"]} - given if not key.startswith(tuple(optional_weights)))
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
@@ -108,8 +107,7 @@ def _dequantized(
     logger.info("%s: weights in %s are dequantised to %s", folder.path.name, quantization.name, params.dtype)
     config: Any = options.get("config") or transformers.AutoConfig.from_pretrained(**options)
     for part in (config, config.get_text_config()):
-        if hasattr(part, "quantization_config"):
-            del part.quantization_config
+        vars(part).pop("quantization_config", None)
     # Auto classes need files to load from.
     mapping = getattr(auto_class, "_model_mapping", None)
     model_class: Any = auto_class if mapping is None else _get_model_class(config, mapping)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.quantized_files import Quantization
 
 SCALES = (".weight_scale_inv", ".weight_scale")
@@ -24,18 +24,21 @@ def dequantize(stored: Mapping[str, Tensor], quantization: Quantization, dtype: 
     weights = {name: weight for name, weight in stored.items() if not name.endswith((*SCALES, *OF_ACTIVATIONS))}
     for name in (name for name in stored if name.endswith(SCALES)):
         of = f"{name.rpartition('.')[0]}.weight"
-        if of not in weights or weights[of].ndim != 2:
-            raise ModelLoadError(f"The checkpoint has {name}, but no matrix {of}.")
-        found = stored[of].dtype, stored[name].dtype
-        if not found[1].is_floating_point or found[0].is_floating_point != quantization.is_float:
-            raise ModelLoadError(f"{of} is in {found[0]} and {name} in {found[1]}, which is not {quantization.name}.")
-        factors = _factors(name, stored[name].float(), weights[of].shape, quantization)
-        weights[of] = (weights[of].float() * factors).to(dtype)
+        require(of in weights and weights[of].ndim == 2, f"The checkpoint has {name}, but no matrix {of}.")
+        weight, scale = stored[of], stored[name]
+        require(
+            scale.is_floating_point() and weight.is_floating_point() == quantization.is_float,
+            f"{of} is in {weight.dtype} and {name} in {scale.dtype}, which is not {quantization.name}.",
+        )
+        weights[of] = (weight.float() * _factors(name, scale.float(), weight.shape, quantization)).to(dtype)
     for name, weight in weights.items():
-        if name.endswith(".weight") and (weight.itemsize == 1 or not weight.is_floating_point()):
-            raise ModelLoadError(f"{name} is stored in {weight.dtype}, and the checkpoint has no scale of it.")
-        if name.endswith(("_zero_point", "_packed")):
-            raise ModelLoadError(f"The checkpoint has {name}, which cannot be dequantised.")
+        require(
+            not name.endswith(".weight") or (weight.is_floating_point() and weight.itemsize > 1),
+            f"{name} is stored in {weight.dtype}, and the checkpoint has no scale of it.",
+        )
+        require(
+            not name.endswith(("_zero_point", "_packed")), f"The checkpoint has {name}, which cannot be dequantised."
+        )
     return weights
 
 
@@ -47,6 +50,8 @@ def _factors(name: str, scale: Tensor, shape: torch.Size, quantization: Quantiza
     if block is not None and scale.shape == tuple(map(ceil, (shape[0] / block[0], shape[1] / block[1]))):
         rows = scale.repeat_interleave(block[0], 0)[: shape[0]]
         return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
-    if scale.shape in ((shape[0],), (shape[0], 1)):
-        return scale.reshape(-1, 1)
-    raise ModelLoadError(f"{name} is {list(scale.shape)} for a weight {list(shape)}, in blocks {block}.")
+    require(
+        scale.shape in ((shape[0],), (shape[0], 1)),
+        f"{name} is {list(scale.shape)} for a weight {list(shape)}, in blocks {block}.",
+    )
+    return scale.reshape(-1, 1)
