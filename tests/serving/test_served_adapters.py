@@ -13,7 +13,7 @@ from tests.models.adapter_folders import factors, write_adapter
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
-from trio_pool_serve.config import Config, ModelConfig, ModelTables
+from trio_pool_serve.config import Config, ModelConfig, ModelTables, NetworkConfig
 from trio_pool_serve.errors import AdapterError, ModelLoadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.adapter_changes import add_adapter
@@ -106,6 +106,24 @@ async def test_names_are_of_one_model_or_adapter(live):
     assert (await add(live, "art", parent="bee")).json()["parent"] == "b"
     assert (await live.unload("b")).status_code == 200
     assert (await live.embed("art")).status_code == 404, "adapters leave with their model"
+
+
+async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path: Path):
+    write_adapter(tmp_path / "law")
+    keys = {"admin-key": "admin = true", "base": 'models = ["a"]', "law": 'models = ["law"]'}
+    path = tmp_path / "keys.toml"
+    path.write_text("".join(f'[{key}]\nkey = "{key}"\n{more}\n' for key, more in keys.items()))
+    path.chmod(0o600)
+    async with changing(tmp_path, loader=Adaptable(), network=NetworkConfig(api_keys_file=path)) as live:
+        assert (await add(live, "law")).status_code == 200
+        for key, mine, other in (("base", "a", "law"), ("law", "law", "a")):
+            headers = {"authorization": f"Bearer {key}"}
+            listed = (await live.client.get("/v1/models", headers=headers)).json()["data"]
+            assert [card["id"] for card in listed] == [mine]
+            for name, status in ((mine, 200), (other, 404)):
+                body = {"input": "hello", "model": name}
+                answer = await live.client.post("/v1/embeddings", json=body, headers=headers)
+                assert (answer.status_code, f"This server has: {mine}." in answer.text) == (status, status == 404)
 
 
 async def test_vllm_s_routes_have_its_statuses_and_messages(live):
