@@ -154,6 +154,12 @@ def normalize_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
     return ASSUMED if folder.spec.assumption else OF_THE_KIND
 
 
+def particulars_of(folder: AnyModelFolder) -> Mapping[str, str]:
+    """Return how inputs are rendered; for models that score pairs, the activation of a score."""
+    activation = getattr(folder.spec, "score_activation", "") if folder.spec.scoring == "pairs" else ""
+    return {"activation": activation.rpartition(".")[2]} if activation else folder.spec.particulars
+
+
 MIB = 2**20
 
 SHOWN_LABELS = 10

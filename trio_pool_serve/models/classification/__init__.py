@@ -84,11 +84,6 @@ class CrossEncoder(SequenceClassifier):
     scoring = "pairs"
 
     @property
-    def particulars(self) -> Mapping[str, str]:
-        """The activation of a score."""
-        return {"activation": self.score_activation.rpartition(".")[2]}
-
-    @property
     def tasks(self) -> frozenset[PoolingTask]:
         """Also the score of a pair."""
         return super().tasks | {"score"}

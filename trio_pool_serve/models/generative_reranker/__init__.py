@@ -5,8 +5,6 @@ with a LogitScore module. Without one, a folder is a reranker if its chat templa
 or with ``--task score``.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 from attrs import frozen
 
@@ -64,11 +62,6 @@ class GenerativeReranker(ModelSpec):
 
     tasks = frozenset({"score"})
     scoring = "pairs"
-
-    @property
-    def particulars(self) -> Mapping[str, str]:
-        """The activation of a score."""
-        return {"activation": self.score_activation.rpartition(".")[2]}
 
 
 def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> GenerativeReranker | None:
