@@ -129,6 +129,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "jinaai/jina-embeddings-v2-base-en": Layout(modules=(MEAN,)),
     "BAAI/bge-reranker-base": of_xlm_roberta(),
     "BAAI/bge-reranker-v2-m3": of_xlm_roberta(),
+    "jinaai/jina-reranker-v2-base-multilingual": of_xlm_roberta(),
     "BAAI/bge-reranker-v2-gemma": Layout(gemma_tokenizer),
     "Qwen/Qwen3-Reranker-0.6B": Layout(reranker_tokenizer, (LOGIT_SCORE,), generative_reranker),
     "cross-encoder/ettin-reranker-17m-v1": Layout(paired_modernbert_tokenizer, SCORED),

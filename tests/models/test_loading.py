@@ -114,8 +114,12 @@ OF_CODE = {"auto_map": {"AutoModelForSequenceClassification": "someone/code--mod
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "telepathy"}, r"config\.json: model_type is 'telepathy', which transformers does not have\.$"),
+        ({"model_type": "telepathy"}, r"config\.json: model_type is telepathy, which transformers does not have\.$"),
         ({"model_type": "telepathy", **OF_CODE}, "not have: it is code of .* only with --trust-remote-code"),
+        (
+            {"model_type": None, **OF_CODE},
+            "model_type is missing, and so is the class: it is code of .* only with --trust-remote-code",
+        ),
         ({"model_type": "vit", **OF_CODE}, "transformers cannot load .*someone/code"),  # it classifies no texts
     ],
 )

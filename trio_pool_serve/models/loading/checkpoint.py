@@ -138,11 +138,10 @@ def _require_known_type(folder: AnyModelFolder) -> None:
     """Raise ``ModelLoadError`` for a model type that transformers does not have: it would advise its newest code."""
     path = folder.transformer_path / "config.json"
     config = {} if folder.native_config is not None else read_json(path)
-    if config.get("model_type", "bert") not in transformers.CONFIG_MAPPING:
-        whose = f": {OF_CODE}" if config.get("auto_map") else ""
-        raise ModelLoadError(
-            f"{path}: model_type is {config['model_type']!r}, which transformers does not have{whose}."
-        )
+    model_type, code = config.get("model_type"), config.get("auto_map")
+    if (model_type or code) and str(model_type) not in transformers.CONFIG_MAPPING:
+        said = f"{model_type}, which transformers does not have" if model_type else "missing, and so is the class"
+        raise ModelLoadError(f"{path}: model_type is {said}{f': {OF_CODE}' if code else ''}.")
 
 
 def load_selected_logits(
