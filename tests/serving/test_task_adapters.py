@@ -13,6 +13,7 @@ from tests.models.lora_adapters import vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, edit_json, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.adapter_folder import ADAPTER
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.service import Service
@@ -103,6 +104,12 @@ def test_adapters_below_one_folder_are_named_by_task(tmp_path: Path, task: str |
     write_adapter(tmp_path / "elsewhere")
     found = of_task(read_task_adapters(tmp_path, {"model_type": "qwen3"}), task)
     assert found == (None if folder is None else tmp_path / folder)
+
+
+def test_an_adapter_that_is_merged_is_not_one_of_a_task(tmp_path: Path):
+    for name in ("separation", ADAPTER):
+        write_adapter(tmp_path / name)
+    assert read_task_adapters(tmp_path, {"model_type": "jina_embeddings_v3"}) == {"separation": tmp_path / "separation"}
 
 
 async def test_an_adapter_of_a_task_that_does_not_fit_is_refused_at_load(tmp_path: Path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trio_pool_serve.models.files.adapter_files import CONFIG
+from trio_pool_serve.models.files.adapter_folder import ADAPTER
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ SIDES: Mapping[str | None, str] = {"query": "retrieval.query", "document": "retr
 def read_task_adapters(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Path]:
     """Return the folders of the adapters that a model's folder has of its own, by task."""
     places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
-    return {_key(place.parent.name): place.parent for place in sorted(places)}
+    return {_key(place.parent.name): place.parent for place in sorted(places) if place.parent.name != ADAPTER}
 
 
 def of_task(adapters: Mapping[str, T], task: str | None) -> T | None:
