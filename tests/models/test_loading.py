@@ -78,11 +78,13 @@ WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear
                 ((1, 2), {"layer_start": 2}, r"layer_weights \[2\], layer_start 2 and num_hidden_layers 2; acc"),
                 ((1, 2), {"layer_start": -1, "num_hidden_layers": 0}, "layer_start -1"),
                 ((1, 2), {"layer_start": "1"}, "layer_start '1'"),
+                ((1, 2), {"num_hidden_layers": None}, "num_hidden_layers None"),
             )
         ),
         ([evolve(layer_weights(), weights={"x": torch.ones(1)}), pooling("mean")], "has no layer_weights"),
         (after_mean(Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})), "2_LayerNorm holds no weights"),
         (after_mean(layer_norm(HIDDEN - 1)), "first batch"),
+        (after_mean(evolve(layer_norm(), config={"dimension": 10**10})), "size mismatch for weight"),
         (after_mean(Module(type="custom_st.Head")), "custom_st.Head is not one of sentence-transformers' own"),
         ([pooling("median")], "Pooling requires median"),
         ([pooling(["mean", "median"])], "known are cls, max, mean"),

@@ -198,7 +198,7 @@ CLASSIFIERS = [
             ((POOLING, models("Normalize")), {"module_output_name": "scores"}, "Normalize has out_features None"),
             *(
                 ((POOLING, DENSE), SCORES | {"out_features": size}, f"Dense has out_features {size!r}")
-                for size in (0, 2**20 + 1, "1")
+                for size in (0, 2**20 + 1, "1", True)
             ),
             ((POOLING, DENSE), {"out_features": 1}, "maps 'sentence_embedding' to 'sentence_embedding'; accepted"),
             ((POOLING, DENSE), SCORES | {"module_input_name": "x"}, "maps 'x' to 'scores'; accepted there is"),
@@ -211,9 +211,9 @@ CLASSIFIERS = [
             ({"modality_config": {"text": TOWER}}, {}, "computes text by get_text_features"),
             ({"processing_kwargs": {"text": {"max_length": 3}}}, {}, "requires text"),
             ({"query_length": 8}, {}, "requires query_length"),
-            ({}, {CONFIG: BARE | {"vision_config": {}}}, "reads images"),
+            ({}, {CONFIG: BARE | {"vision_config": {}}}, r"modules\.json: .* that reads images \(vision_config"),
             ({}, {CONFIG: BARE | {"problem_type": "ranking"}}, "problem_type"),
-            ({}, {"1_Pooling/config.json": {"include_prompt": False}}, "include_prompt"),
+            ({}, {"1_Pooling/config.json": {"include_prompt": False}}, "config.json: include_prompt is false"),
             ({}, {}, "apply to embedding models only", {"pooling": "cls"}),
             ({}, {}, "apply to embedding models only", {"normalize": True}),
         )

@@ -136,18 +136,24 @@ MAX_SCORES = 2**20
 def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceClassifier:
     """Read a cross-encoder that pools its transformer's states; the last Dense has an output for each label."""
     if files.router is not None or "vision_config" in files.config:
-        raise ModelLoadError("A cross-encoder with a Router, or one that reads images, is not supported.")
+        raise ModelLoadError(
+            f"{files.path / 'modules.json'}: a cross-encoder with a Router, or with a transformer that reads images "
+            "(vision_config in config.json), is not supported."
+        )
     require_plain_states(files)
     files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     modules = read_pooled_modules(files, writes=SCORES)
     scores, place = modules[-1].config.get("out_features"), modules[-1].path / "config.json"
-    if modules[-1].name != "Dense" or not isinstance(scores, int) or not 1 <= scores <= MAX_SCORES:
+    if modules[-1].name != "Dense" or type(scores) is not int or not 1 <= scores <= MAX_SCORES:
         raise ModelLoadError(
             f"{place}: {modules[-1].name} has out_features {scores!r}; the last module of a cross-encoder must be a "
             f"Dense with 1 to {MAX_SCORES}."
         )
-    if not all(module.config.get("include_prompt", True) for module in modules):
-        raise ModelLoadError("Pooling has include_prompt: false; for pairs of texts only true is supported.")
+    for module in modules:
+        if not module.config.get("include_prompt", True):
+            raise ModelLoadError(
+                f"{module.path / 'config.json'}: include_prompt is false; for pairs of texts true is supported."
+            )
     labels = read_labels(files.config)
     kind = CrossEncoder if scores == 1 else SequenceClassifier
     return kind(

@@ -50,7 +50,8 @@ class LayerMean:
         """Read the module, with sentence-transformers' defaults. Raises ``ModelLoadError``."""
         start, layers = files.config.get("layer_start", 4), files.config.get("num_hidden_layers", 12)
         weights = read_weights(files.path).get("layer_weights")
-        if not isinstance(start, int) or start < 0 or weights is None or weights.shape != (layers + 1 - start,):
+        are_numbers = type(start) is type(layers) is int and start >= 0
+        if not are_numbers or weights is None or weights.shape != (layers + 1 - start,):
             found = "no layer_weights" if weights is None else f"layer_weights {list(weights.shape)}"
             raise ModelLoadError(
                 f"{files.path} has {found}, layer_start {start!r} and num_hidden_layers {layers!r}; accepted is a "
@@ -116,9 +117,9 @@ class Dense(nn.Module):
 
 def layer_norm(files: ModuleFiles) -> nn.LayerNorm:
     """Load a LayerNorm over a vector, with torch's usual epsilon."""
-    norm = nn.LayerNorm(files.config["dimension"], dtype=torch.float32)
-    norm.load_state_dict(read_weights(files.path, "norm."))
-    return norm
+    norm = nn.LayerNorm(files.config["dimension"], device="meta")  # allocates nothing, whatever the number
+    norm.load_state_dict(read_weights(files.path, "norm."), assign=True)
+    return norm.float()
 
 
 class Truncate(nn.Module):
