@@ -154,11 +154,11 @@ def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceC
             raise ModelLoadError(
                 f"{module.path / 'config.json'}: include_prompt is false; for pairs of texts true is supported."
             )
-    labels = read_labels(files.config)
+    has_names = len(files.config.get("id2label") or ()) == scores
     kind = CrossEncoder if scores == 1 else SequenceClassifier
     return kind(
         modules=modules,
-        labels=labels if len(labels) == scores else read_labels({"num_labels": scores}),
+        labels=read_labels(files.config if has_names else {"num_labels": scores}),
         problem_type=read_problem_type(files),
         score_activation=score_activation(files, scores),
         chat=read_chat_format(files),

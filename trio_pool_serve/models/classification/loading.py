@@ -89,11 +89,10 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
 
 
 def _load_pooled_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
-    functions = activation_functions(folder.spec.activations)
     backbone, pooler, output_width = load_pooled(folder, params)
     return LoadedModel(
         backbone=backbone,
-        heads={Classify: PooledClassificationHead(pooler, functions)},
+        heads={Classify: PooledClassificationHead(pooler, activation_functions(folder.spec.activations))},
         description=_description(folder, f"by {'+'.join(pooler.pooling)} pooling"),
         output_width=output_width,
     )

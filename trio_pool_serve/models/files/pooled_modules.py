@@ -63,14 +63,12 @@ def ignores_layers(files: FolderFiles) -> bool:
     Raises ``ModelLoadError`` if config.json selects some of the hidden states.
     """
     wanted = files.config.get("output_hidden_states") or False
-    if not has_layers(files.modules[1:]):
-        return False
-    if not isinstance(wanted, bool):
+    if has_layers(files.modules[1:]) and not isinstance(wanted, bool):
         raise ModelLoadError(
             f"{files.transformer_path / 'config.json'}: output_hidden_states is {wanted!r}; with {LAYERS} it may be "
             "true or false."
         )
-    return not wanted
+    return has_layers(files.modules[1:]) and not wanted
 
 
 def names_of(modules: Sequence[ModuleFiles]) -> str:

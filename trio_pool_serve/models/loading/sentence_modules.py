@@ -59,9 +59,8 @@ class LayerMean:
             )
         return cls(start, weights.tolist())
 
-    def __call__(self, model: nn.Module, args: object, output: ModelOutput) -> BaseModelOutput:
+    def __call__(self, _model: nn.Module, _args: object, output: ModelOutput) -> BaseModelOutput:
         """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
-        del model, args
         states = (output.get("hidden_states") or ())[self.start :]
         if len(states) != len(self.weights):
             raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} such hidden states")
