@@ -32,6 +32,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
+from trio_pool_serve.models.loading.adapter_merging import renaming_to
 from trio_pool_serve.types import Classify
 
 QUERY = "encoder.layer.0.attention.self.query"
@@ -134,6 +135,31 @@ async def test_names_of_an_older_version_and_of_another_class_are_found(tmp_path
 
     edit_weights(adapter / "adapter_model.safetensors", rename)
     assert largest_difference(await ServedModel(adapter).embed(TEXTS), expected) == 0
+
+
+QWEN = {"num_attention_heads": 4, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "old", "new"),
+    [
+        ("NomicBertModel", {}, "encoder.layers.0.mlp.fc2", "layers.0.mlp.down_proj"),
+        ("NomicBertModel", {}, "encoder.layers.0.attn.Wqkv", "encoder.layers.0.attn.Wqkv"),  # three weights today
+        (
+            "Qwen2VLModel",
+            {"text_config": QWEN | {"num_key_value_heads": 2}, "vision_config": {"depth": 1}},
+            "model.layers.0.self_attn.q_proj",
+            "language_model.layers.0.self_attn.q_proj",
+        ),
+    ],
+)
+def test_names_of_older_versions_are_mapped_as_by_transformers(model: str, config: dict[str, Any], old: str, new: str):
+    import transformers
+
+    with torch.device("meta"):
+        built: Any = getattr(transformers, model)(getattr(transformers, model.replace("Model", "Config"))(**config))
+    assert renaming_to(built)(f"{old}.weight") == f"{new}.weight"
+    assert (f"{new}.weight" in built.state_dict()) == (old != new)
 
 
 @pytest.mark.unit

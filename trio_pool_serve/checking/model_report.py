@@ -182,7 +182,7 @@ def print_report(report: ModelReport, console: Console) -> None:
 def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield "kind", f"{report.kind}: {', '.join(report.architectures) or report.model_type}"
     if report.weights:
-        yield "weights", report.weights
+        yield "made of", report.weights
     yield "tasks", ", ".join(f"{task} (default)" if task == report.task else task for task in report.tasks)
     yield "accepts", ", ".join(report.accepts)
     if report.scoring is not None:
