@@ -121,6 +121,18 @@ async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
     assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
 
 
+async def test_the_printed_report_says_how_long_queries_are_and_that_no_file_has_a_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    without_prompts = write_family(tmp_path / "bert", "bert")
+    (without_prompts / "config_sentence_transformers.json").unlink()
+    for model in (pylate_bert(tmp_path / "colbert"), without_prompts):
+        print_report(await check(model), Console(width=500))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "queries padded to 14 tokens documents up to 40 tokens" in printed
+    assert "prompts none in the files" in printed
+
+
 async def test_the_report_lists_the_modules_of_a_cross_encoder_and_weighted_layers_without_effect(tmp_path: Path):
     scored = await check(POOLED["modernbert_with_pooled_scores"](tmp_path / "scored"))
     assert scored.modules == ["Pooling", "Dense", "LayerNorm", "Dense"]

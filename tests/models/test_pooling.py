@@ -258,6 +258,21 @@ def test_what_is_assumed_is_said_with_what_others_would_assume(family: str, vllm
     assert read_model_folder(write_family(tmp_path / "declared", family)).spec.assumption == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("BertForMaskedLM", "--no-normalize. For SPLADE: --task sparse_embed."),
+        ("Qwen3ForCausalLM", "--no-normalize. For a reranker: --task score."),
+        ("BertModel", "or --no-normalize."),
+    ],
+)
+def test_what_is_assumed_is_said_with_what_the_model_may_be_for(name: str, said: str, tmp_path: Path):
+    bare = write_family(tmp_path / "bare", "bert", modules=())
+    (bare / "modules.json").unlink()
+    edit_json(bare / "config.json", lambda config: config.update(architectures=[name]))
+    assert read_model_folder(bare).spec.assumption.endswith(said)
+
+
 @pytest.mark.parametrize(("config", "pooling_type"), [({}, "lasttoken"), ({"is_causal": False}, "mean")])
 async def test_a_bare_decoder_is_pooled_as_sentence_transformers_does(config: dict, pooling_type: str, tmp_path: Path):
     bare = write_family(tmp_path / "qwen3", "qwen3", modules=())

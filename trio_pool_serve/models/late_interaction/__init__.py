@@ -79,7 +79,8 @@ class LateInteraction(ModelSpec):
         """The lengths of queries and documents."""
         lengths = {"queries": self.query_length, "documents": self.document_length}
         padded = {"queries": f"padded to {self.expansion.length} tokens"} if self.expansion else {}
-        return {name: f"up to {length} tokens" for name, length in lengths.items() if length} | padded
+        others = {name: f"up to {length} tokens" for name, length in lengths.items() if length and name not in padded}
+        return padded | others
 
 
 def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateInteraction | None:
