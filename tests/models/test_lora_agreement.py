@@ -17,7 +17,7 @@ from tests.models.classifier_families import write_classifier
 from tests.models.lora_adapters import registered, vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, shuffled, write_family
 from trio_pool_serve.errors import AdapterError
-from trio_pool_serve.runner import applied_adapters
+from trio_pool_serve.runner import adapter_store
 from trio_pool_serve.types import Adapter, Batch, Classify, PoolingRequest
 
 slow = pytest.mark.slow
@@ -119,14 +119,14 @@ async def test_threads_compute_with_the_adapter_of_their_own_batch(tmp_path: Pat
 async def test_the_least_recently_used_adapters_leave_memory(tmp_path: Path, base: Path, monkeypatch):
     adapters = [write_lora(tmp_path / str(seed), base, seed) for seed in range(3)]
     ours = ServedModel(base)
-    monkeypatch.setattr(applied_adapters, "MAX_LOADED", 2)
+    monkeypatch.setattr(adapter_store, "MAX_LOADED", 2)
     first = await compute(ours, *adapters)
-    kept = ours.runner.adapters
-    assert [*kept._loaded] == [each.digest for each in adapters[1:]]
+    store = ours.runner.adapters.store
+    assert store.loaded() == [store.get(each) for each in adapters[1:]]
     assert all(map(np.array_equal, await compute(ours, *adapters), first))
-    monkeypatch.setattr(applied_adapters, "MAX_BYTES", kept.nbytes - 1)
+    monkeypatch.setattr(adapter_store, "MAX_BYTES", sum(each.nbytes for each in store.loaded()) - 1)
     await compute(ours, adapters[0])
-    assert [*kept._loaded] == [adapters[0].digest]
+    assert store.loaded() == [store.get(adapters[0])]
 
 
 def other_rank(folder: Path, base: Path) -> Adapter:

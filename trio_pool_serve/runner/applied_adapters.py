@@ -7,68 +7,22 @@ hooks.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from attrs import astuple, define, field, frozen
+from attrs import Factory, astuple, define, field, frozen
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 from transformers.pytorch_utils import Conv1D
 
-from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, Array, Update
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.types import Adapter
-
-MAX_LOADED = 64
-"""Maximum adapters in a runner's memory; the least recently used one leaves first, and is read again when needed."""
-
-MAX_BYTES = 2**30
-"""Maximum bytes of these, unless a single one is larger."""
-
-Array: TypeAlias = npt.NDArray[np.float32]
-
-
-class Update(Protocol):
-    """The change of one module's weights: see ``models.files.adapter_files.LowRankUpdate``."""
-
-    @property
-    def down(self) -> Array:
-        """[r, in], of an embedding [r, ids]."""
-
-    @property
-    def up(self) -> Array:
-        """[out, r], of an embedding [dim, r]."""
-
-    @property
-    def scale(self) -> float:
-        """Factor of their product."""
-
-    @property
-    def is_embedding(self) -> bool:
-        """Whether it is an embedding's."""
-
-
-class AdapterWeights(Protocol):
-    """An adapter as read from its files, by names of modules and of weights."""
-
-    @property
-    def updates(self) -> Mapping[str, Update]:
-        """Low-rank updates by module."""
-
-    @property
-    def weights(self) -> Mapping[str, Array]:
-        """Whole weights by name."""
-
-    @property
-    def digest(self) -> str:
-        """The digest of its files."""
-
 
 @frozen(eq=False)
 class LowRankChange:
@@ -131,10 +85,10 @@ class Adapters:
     prefix: str
     """transformers' ``base_model_prefix``: names of modules in the model with and without a head differ by it."""
     read: Callable[[Path], AdapterWeights]
-    _loaded: OrderedDict[str, LoadedAdapter] = field(init=False, factory=OrderedDict)
+    store: AdapterStore[LoadedAdapter] = field(
+        init=False, default=Factory(lambda self: AdapterStore(self.read, self._place), takes_self=True)
+    )
     _hooked: set[nn.Module] = field(init=False, factory=set)
-    _lock: threading.Lock = field(init=False, factory=threading.Lock)
-    """Held while an adapter is read."""
     _applied: threading.local = field(init=False, factory=threading.local)
 
     @classmethod
@@ -152,7 +106,7 @@ class Adapters:
 
         Raises ``AdapterError``.
         """
-        return nullcontext() if adapter is None else self._computing_with(self._load(adapter))
+        return nullcontext() if adapter is None else self._computing_with(self.store.get(adapter))
 
     @contextmanager
     def _computing_with(self, loaded: LoadedAdapter) -> Iterator[None]:
@@ -162,33 +116,8 @@ class Adapters:
         finally:
             self._applied.changes = None
 
-    def _load(self, adapter: Adapter) -> LoadedAdapter:
-        with self._lock:
-            if (loaded := self._loaded.get(adapter.digest)) is None:
-                try:
-                    loaded = self._read(adapter)
-                except ModelLoadError as error:
-                    raise AdapterError(str(error)) from error
-                except (MemoryError, torch.OutOfMemoryError) as error:
-                    raise AdapterError(f"{adapter.folder} does not fit into memory.") from error
-                self._loaded[adapter.digest] = loaded
-            self._loaded.move_to_end(adapter.digest)
-            while len(self._loaded) > 1 and (len(self._loaded) > MAX_LOADED or self.nbytes > MAX_BYTES):
-                self._loaded.popitem(last=False)
-        return loaded
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the adapters in memory."""
-        return sum(loaded.nbytes for loaded in self._loaded.values())
-
-    def _read(self, adapter: Adapter) -> LoadedAdapter:
-        if not Path(adapter.folder).is_dir():
-            raise ModelLoadError(f"{adapter.folder} is no folder where the model is computed.")
-        weights = self.read(Path(adapter.folder))
-        if weights.digest != adapter.digest:
-            raise ModelLoadError(f"{adapter.folder} has other files than when the adapter was registered.")
-        modules = _Modules(self.modules, f"{self.prefix}.", adapter.folder)
+    def _place(self, weights: AdapterWeights, folder: str) -> LoadedAdapter:
+        modules = _Modules(self.modules, f"{self.prefix}.", folder)
         changes = {modules[name]: modules.change(name, update) for name, update in weights.updates.items()}
         changes |= modules.replaced(weights.weights)
         for module in changes.keys() - self._hooked:

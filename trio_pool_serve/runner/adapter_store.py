@@ -1,0 +1,147 @@
+"""LoRA adapters in the memory of a runner: read when a row first names them, and dropped when others need the room."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from pathlib import Path
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field
+
+from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.runner.device_memory import is_out_of_memory
+from trio_pool_serve.types import Adapter
+
+MAX_LOADED = 64
+"""Maximum adapters in a runner's memory; the least recently used one leaves first, and is read again when needed."""
+
+MAX_BYTES = 2**30
+"""Maximum bytes of these, unless a single one is larger."""
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
+
+class Update(Protocol):
+    """The change of one module's weights: see ``models.files.adapter_files.LowRankUpdate``."""
+
+    @property
+    def down(self) -> Array:
+        """[r, in], of an embedding [r, ids]."""
+
+    @property
+    def up(self) -> Array:
+        """[out, r], of an embedding [dim, r]."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of their product."""
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is an embedding's."""
+
+
+class AdapterWeights(Protocol):
+    """An adapter as read from its files, by names of modules and of weights."""
+
+    @property
+    def updates(self) -> Mapping[str, Update]:
+        """Low-rank updates by module."""
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """Whole weights by name."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its files."""
+
+
+class Sized(Protocol):
+    """An adapter in the form in which a runner applies it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+
+
+T = TypeVar("T")
+Placed = TypeVar("Placed", bound=Sized)
+
+
+@define(eq=False)
+class RecentlyUsed(Generic[T]):
+    """Values by key, each made by the first thread that needs it; threads that need others do not wait for it."""
+
+    is_too_much: Callable[[Collection[T]], bool]
+    """Whether the least recently used value has to leave; the last one stays."""
+    _values: OrderedDict[Hashable, T] = field(init=False, factory=OrderedDict)
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _making: threading.Lock = field(init=False, factory=threading.Lock)
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of a key, made if necessary. Raises what ``make`` raises."""
+        if (value := self._known(key)) is not None:
+            return value
+        with self._making:
+            if (value := self._known(key)) is None:  # else another thread was faster
+                value = make()
+                with self._lock:
+                    self._values[key] = value
+                    while len(self._values) > 1 and self.is_too_much(self._values.values()):
+                        self._values.popitem(last=False)
+        return value
+
+    def _known(self, key: Hashable) -> T | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def values(self) -> list[T]:
+        """Return all values, the least recently used one first."""
+        with self._lock:
+            return [*self._values.values()]
+
+
+def _is_too_much(adapters: Collection[Sized]) -> bool:
+    return len(adapters) > MAX_LOADED or sum(each.nbytes for each in adapters) > MAX_BYTES
+
+
+@define(eq=False)
+class AdapterStore(Generic[Placed]):
+    """The adapters of one model, by the digest of their files; used by several threads.
+
+    ``read`` returns an adapter's weights, and ``place``, which gets these and the folder, returns them in the form in
+    which the runner applies them. Both may raise ``ModelLoadError``.
+    """
+
+    read: Callable[[Path], AdapterWeights]
+    place: Callable[[AdapterWeights, str], Placed]
+    _loaded: RecentlyUsed[Placed] = field(init=False, factory=lambda: RecentlyUsed(_is_too_much))
+
+    def get(self, adapter: Adapter) -> Placed:
+        """Return an adapter, read from its files if necessary. Raises ``AdapterError``."""
+        return self._loaded.get(adapter.digest, lambda: self._load(adapter))
+
+    def loaded(self) -> list[Placed]:
+        """Return the adapters in memory, the least recently used one first."""
+        return self._loaded.values()
+
+    def _load(self, adapter: Adapter) -> Placed:
+        folder = adapter.folder
+        try:
+            if not Path(folder).is_dir():
+                raise AdapterError(f"{folder} is no folder where the model is computed.")
+            weights = self.read(Path(folder))
+            if weights.digest != adapter.digest:
+                raise AdapterError(f"{folder} has other files than when the adapter was registered.")
+            return self.place(weights, folder)
+        except ModelLoadError as error:
+            raise AdapterError(str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise AdapterError(f"{folder} does not fit into memory.") from error
