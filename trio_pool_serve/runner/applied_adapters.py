@@ -24,6 +24,7 @@ from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, A
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.types import Adapter
 
+
 @frozen(eq=False)
 class LowRankChange:
     """Of a linear layer: ``down`` [r, in], ``up`` [out, r] with the scale."""

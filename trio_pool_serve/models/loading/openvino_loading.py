@@ -15,9 +15,11 @@ from typing import Any
 from attrs import define, field
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
-from trio_pool_serve.errors import ModelLoadError, StorageError
+from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError
+from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
+from trio_pool_serve.models.folder import locate_folder
 from trio_pool_serve.models.loading.converter import (
     ChildConverter,
     ConversionJob,
@@ -25,6 +27,7 @@ from trio_pool_serve.models.loading.converter import (
     MakeConverter,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.runner.adapter_store import AdapterStore
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
 from trio_pool_serve.runner.openvino.converted_model import (
     LONGEST_COMPARED,
@@ -37,7 +40,7 @@ from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions, written
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PoolingRequest, Runner
+from trio_pool_serve.types import Adapter, PoolingRequest, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +95,6 @@ class CpuModel:
             return "OpenVINO is not installed"
         if self.folder.reads_images:
             return "OpenVINO is not used for models that read images"
-        if self.config.adapter or self.folder.task_adapters:
-            return "OpenVINO applies no adapters"
         if self.folder.kind.read.__module__ == "__main__":
             return "OpenVINO is not used for kinds of models that a program itself registers"
         if self._dtype == "bfloat16" and not has_native_bfloat16():
@@ -113,7 +114,11 @@ class CpuModel:
             longest = min(LONGEST_COMPARED, folder.max_model_len)
             # Unless bfloat16 is asked for, float32 replaces it where its output differs.
             dtype = "only bfloat16" if config.dtype == "bfloat16" else self._dtype
-            return model_entry(folder.path, cache, *map(str, ("model", folder.kind.load, dtype, longest, *settings)))
+            return model_entry(
+                folder.path,
+                cache,
+                *map(str, ("model with names of modules", folder.kind.load, dtype, longest, *settings)),
+            )
         except OSError as error:
             logger.warning("the converted model is not cached: %s", error)
             return None
@@ -186,6 +191,7 @@ class CpuModel:
         if reason := self._why_torch(model):
             return self._by_torch(reason)
         # Imported here: an optional dependency.
+        from trio_pool_serve.runner.openvino.graph_adapters import GraphAdapters
         from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
         from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams
 
@@ -204,7 +210,22 @@ class CpuModel:
         runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
         if not is_near(runner.value_of(check.prompt), check.value, CHECK_SLACK[dtype]):
             raise ValueError("its output for a short row differs")
+        runner.adapters = GraphAdapters(runner.programs, model.modules, read_adapter)
+        if self._can_choose and (reason := self._why_not_adapters(runner.adapters.store)):
+            return self._by_torch(reason)
         return runner
+
+    def _why_not_adapters(self, store: AdapterStore[Any]) -> str:
+        """Return why OpenVINO cannot apply an adapter of the model; empty if it can."""
+        named = (locate_folder(each.partition("=")[2]) for each in self.config.adapter)
+        try:
+            for folder in (*named, *self.folder.task_adapters.values()):
+                store.get(Adapter(str(folder.absolute()), read_adapter(folder).digest))
+        except AdapterError as error:
+            return str(error)
+        except ModelLoadError:
+            pass  # whatever computes the model: it is refused by its name when it is checked
+        return ""
 
     def _choose_batches(self, measure: Callable[[int], float], cores: int) -> str:
         """Measure or read how many batches at a time are best, and set it for this process; return the reason."""

@@ -111,6 +111,12 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     heads: dict[str, AnyHead] = {}
     """By the name of their params."""
     about_heads: str = ""
+    modules: dict[str, int] = {}
+    """Nodes of the graph that compute each linear layer and embedding of the backbone, which adapters may update.
+
+    0: the output does not depend on it. -1: not all of its uses are in the graph, or its weight is another there.
+    Empty for an exported file that torch has not loaded.
+    """
     parameters: int = 0
     weight_bytes: int = 0
     dimensions: int = 0

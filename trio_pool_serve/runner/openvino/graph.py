@@ -3,8 +3,9 @@
 import io
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,9 @@ from trio_pool_serve.runner.heads.embedding import ChunkEmbeddingHead, Embedding
 from trio_pool_serve.runner.heads.maxsim import MaxSimHead
 from trio_pool_serve.runner.heads.pooling import Pooler
 from trio_pool_serve.runner.heads.sparse import LatentHead, LexicalHead, SparseLookupHead, SpladeHead
-from trio_pool_serve.runner.loaded_model import LoadedModel
+from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
 from trio_pool_serve.runner.openvino import heads
+from trio_pool_serve.runner.openvino.adapted_graph import count_nodes
 from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import traceable_masks
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
@@ -158,6 +160,21 @@ def convert(traced: Traced) -> ov.Model:
     ids, selections = _example()
     with traceable_masks(traced.model):
         return _converted(traced, ids | selections, traced.compute)
+
+
+def modules_in(graph: ov.Model, backbone: Backbone) -> dict[str, int]:
+    """Return how many nodes of a converted graph compute each module: ``ConvertedModel.modules``."""
+    ids, _ = _example()
+    calls: Counter[str] = Counter()
+    kinds = nn.Linear, nn.Embedding
+    modules = {name: each for name, each in backbone.model.named_modules() if isinstance(each, kinds)}
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.callback(module.register_forward_hook(lambda *_, name=name: calls.update([name])).remove)
+        backbone.forward_ids(*ids.values())
+    weights = {name: module.weight.numpy(force=True) for name, module in modules.items()}
+    # transformers computes a pooler's output from the states, beside them.
+    return count_nodes(graph, weights, calls, ["pooler."] if backbone.output == "last_hidden_state" else [])
 
 
 class _Heads(nn.Module):

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 from attrs import Factory, define, field
 
 from trio_pool_serve.errors import ModelLoadError
@@ -13,6 +14,7 @@ from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.batch_rows import Rows
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
+from trio_pool_serve.runner.openvino.graph_adapters import GraphAdapters
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
 from trio_pool_serve.runner.runner_description import RunnerDescription
@@ -42,13 +44,14 @@ class OpenVinoRunner:
     for_embeds: Runner | None = None
     """Computes rows of token embeddings; ``None``: they are not accepted."""
     load_by_torch: Callable[[], Runner] | None = None
+    adapters: GraphAdapters | None = None
+    """``None``: rows with adapters are refused."""
     heads: Mapping[type[PoolingParams], Head] = field(
         init=False,
         default=Factory(lambda self: {PARAMS[name]: head for name, head in self.model.heads.items()}, takes_self=True),
     )
 
     on_cpu = has_own_threads = pads = True
-    takes_adapters = False
 
     @classmethod
     def of_folder(
@@ -66,7 +69,10 @@ class OpenVinoRunner:
         return cls(model, programs, description, modules, table)
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute the rows. Raises ``OutOfDeviceMemoryError``, or ``RuntimeError`` for other errors of OpenVINO."""
+        """Compute the rows.
+
+        Raises ``OutOfDeviceMemoryError``, ``AdapterError``, or ``RuntimeError`` for other errors of OpenVINO.
+        """
         return CopiedBatch(computed_or_out_of_memory(partial(self._compute_all, batch.requests)))
 
     def _compute_all(self, requests: Sequence[PoolingRequest]) -> list[tuple[PooledValue, ...]]:
@@ -100,9 +106,13 @@ class OpenVinoRunner:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
             return self._with_others(requests, looked_up, values)
         padded = Rows(requests, self.model.pad_token_id)
-        program = self.programs.choose(is_planned=requests[0].planned is not None)
+        first = requests[0]
+        programs, factors = self.programs, dict[str, ov.Tensor]()
+        if self.adapters is not None and first.adapter is not None:
+            programs, factors = self.adapters.of(first.adapter)
+        program = programs.choose(is_planned=first.planned is not None)
         return program(
-            padded.arrays(program.inputs),
+            {**padded.arrays([name for name in program.inputs if name not in factors]), **factors},
             lambda arrays: self._values(Outputs(requests, arrays, self._after_pooling, self.table)),
         )
 
@@ -142,6 +152,11 @@ class OpenVinoRunner:
     def embeds_width(self) -> int:
         """Width of the token embeddings accepted in place of ids; 0 if none are."""
         return (self.model.embeds_width or 0) if self.for_embeds is not None else 0
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it computes rows that have an adapter."""
+        return self.adapters is not None
 
     @property
     def cosine_with_float32(self) -> float | None:
@@ -190,5 +205,7 @@ class OpenVinoRunner:
     def return_memory(self) -> None:
         """Return the memory of OpenVINO's largest pass, and pages of the weights."""
         self.programs.return_memory()
+        if self.adapters is not None:
+            self.adapters.return_memory()
         if self.modules is not None:
             self.modules.compiled.return_memory()

@@ -31,7 +31,7 @@ from trio_pool_serve.runner.openvino.converted_model import (
     as_vectors,
 )
 from trio_pool_serve.runner.openvino.exported_graph import ExportedGraph
-from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules, quantize
+from trio_pool_serve.runner.openvino.graph import Traced, convert, convert_heads, convert_modules, modules_in, quantize
 from trio_pool_serve.runner.openvino.heads import TokenLabels
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
@@ -117,9 +117,9 @@ class Preparation:
             width = loaded.backbone.model.config.get_text_config().hidden_size * self._traced.poolings
             write_graph(convert_modules(modules, width), folder / MODULES)
         if self._dtype == "int8":
-            self._quantize(convert(self._traced), folder)
+            self._quantize(self._converted(), folder)
         elif not self._take_exported(folder):
-            self._compare(convert(self._traced), folder)
+            self._compare(self._converted(), folder)
         runner = self._runner(folder)
         if self.config.backend == "auto" and self._dtype != "int8" and self.may_time:
             self._time(runner)
@@ -127,6 +127,11 @@ class Preparation:
             all_batches(loaded.backbone, self.by_torch.params.max_tokens, self._marker)[0][0].token_ids
         )
         return replace(self._model, check=Check.of(prompt, runner.value_of(prompt)))
+
+    def _converted(self) -> ov.Model:
+        graph = convert(self._traced)
+        self._model = replace(self._model, modules=modules_in(graph, self._traced.backbone))
+        return graph
 
     @property
     def _dtype(self) -> str:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+Inputs = Mapping[str, npt.NDArray[Any] | ov.Tensor]
+
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 """OpenVINO's names of the precisions, by the model's dtype; for int8, of all that is not quantised."""
 
@@ -116,7 +118,7 @@ class Program:
     compiled: CompiledModel = field(init=False, default=Factory(lambda self: self._compile(), takes_self=True))
     _compiling: threading.Lock = field(init=False, factory=threading.Lock)
 
-    def __call__(self, inputs: Arrays, read: Callable[[Arrays], T]) -> T:
+    def __call__(self, inputs: Inputs, read: Callable[[Arrays], T]) -> T:
         """Compute, and return ``read`` of the outputs: arrays by name, which the next pass overwrites.
 
         Releases the interpreter lock while it computes.
@@ -127,7 +129,9 @@ class Program:
             # In OpenVINO's threads, which are as nice as the thread that compiled, and not in this one: it holds the
             # interpreter lock before and after, and while it waits for a core, so does the event loop.
             for number, name in enumerate(self.inputs):  # 80 µs less than by ``start_async``
-                request.set_input_tensor(number, ov.Tensor(inputs[name], shared_memory=True))
+                given = inputs[name]
+                tensor = given if isinstance(given, ov.Tensor) else ov.Tensor(given, shared_memory=True)
+                request.set_input_tensor(number, tensor)
             request.start_async()
             request.wait()
         except Exception:
@@ -155,7 +159,7 @@ class Program:
 
 @define(eq=False)
 class Programs:
-    """The programs of one graph.
+    """The programs of one graph: of a file, or of a ``model`` that was made from it.
 
     As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
     as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them. Raises what
@@ -164,7 +168,7 @@ class Programs:
 
     graph: Path
     params: CompileParams
-    model: ov.Model = field(init=False)
+    model: ov.Model = Factory(lambda self: read_graph(self.graph), takes_self=True)
     for_shares: Program = field(init=False)
     for_all_cores: Program = field(init=False)
     _for_background: Program | None = field(default=None, init=False)
@@ -172,7 +176,6 @@ class Programs:
 
     def __attrs_post_init__(self) -> None:
         params = self.params
-        self.model = read_graph(self.graph)
         self.for_shares = self._program(params.share * params.streams, params.streams)
         self.for_all_cores = self._program(params.cores) if params.share < params.cores else self.for_shares
 
