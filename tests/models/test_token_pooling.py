@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows, ward_clusters
+from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
+from trio_pool_serve.runner.ward_clusters import ward_clusters
 from trio_pool_serve.tasks import pool
 from trio_pool_serve.tasks.pool import pooled_tokens
 from trio_pool_serve.types import Vectors
