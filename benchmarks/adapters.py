@@ -8,7 +8,7 @@ adapters of all its linear layers with random weights. The three loads of a roun
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -46,20 +46,20 @@ class Settings:
     output_dir: Path = RESULTS
 
 
-def write_adapter(folder: Path, rank: int, seed: int) -> None:
-    """Write an adapter of the packaged model, with small random weights."""
+def write_adapter(folder: Path, rank: int, seed: int, layers: Sequence[str] = LAYERS) -> None:
+    """Write an adapter of the packaged model's ``layers``, with small random weights."""
     random = np.random.default_rng(seed)
     tensors = {}
     for name, weight in load_file(Path(MODEL_PATH) / "model.safetensors").items():
         module, _, kind = name.rpartition(".")
-        if kind == "weight" and weight.ndim == 2 and module.endswith(LAYERS) and not module.startswith("pooler"):
+        if kind == "weight" and weight.ndim == 2 and module.endswith(tuple(layers)) and not module.startswith("pooler"):
             for letter, shape in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank))):
                 tensors[f"base_model.model.{module}.lora_{letter}.weight"] = (
                     random.normal(size=shape).astype(np.float32) / rank
                 )
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 1, "target_modules": list(LAYERS)}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 1, "target_modules": list(layers)}
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
