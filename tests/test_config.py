@@ -45,6 +45,7 @@ WRITTEN = {
     "default_prompt": ("query: ", "query: "),
     "task": ("score", "score"),
     "adapter": ("law=/adapters/law", ("law=/adapters/law",)),
+    "adapter_base": ("/models/base", "/models/base"),
     "pooler_config": ('{"step_tag_id": 3}', '{"step_tag_id": 3}'),
     "host": ("::1", "::1"),
     "port": ("8123", 8123),

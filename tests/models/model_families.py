@@ -24,7 +24,7 @@ from tests.kept_folders import built_once
 from tests.model_folders import write_json
 from trio_pool_serve.config import Dtype, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import open_model_folder, read_model_folder
+from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
@@ -609,7 +609,8 @@ def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) ->
 
 def load(path: Path, **options: Any) -> Any:
     """Load a folder's runner as the service does."""
-    return loaded_runner(read_model_folder(path), ModelConfig(device="cpu", **BY_TORCH | options), Offload())
+    config = ModelConfig(device="cpu", **BY_TORCH | options)
+    return loaded_runner(open_model_folder(str(path), config), config, Offload())
 
 
 @define(eq=False)

@@ -227,7 +227,7 @@ def test_an_adapter_beside_a_table_is_refused(tmp_path: Path):
     """Where a joined folder has it."""
     path = STATIC["potion"](tmp_path / "model")
     write_json(path / "adapter_to_merge" / "adapter_config.json", {"peft_type": "LORA"})
-    refuse_to_load(path, "A LoRA adapter cannot be merged into this kind of model")
+    refuse_to_load(path, "an adapter needs a base that is one transformer")
 
 
 PROGRAM = """

@@ -14,7 +14,6 @@ from attrs import define, field
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
@@ -33,8 +32,6 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runne
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
     """Load the runner of a model, without ``prepare``; torch is imported only if it computes."""
     if folder.kind.open_runner:
-        if adapter_in(folder.path) is not None:
-            raise ModelLoadError("A LoRA adapter cannot be merged into this kind of model.")
         runner: Runner = resolve_name(folder.kind.open_runner)(folder, config, offload)
         return runner
     if has_gpu(config):
