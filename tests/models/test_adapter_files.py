@@ -45,7 +45,7 @@ A, B = factors()
         ({"rank_pattern": ["query"]}, "rank_pattern is .*accepted: simple patterns"),
         *(
             ({"alpha_pattern": {pattern: 1}}, "alpha_pattern is .*accepted: simple patterns")
-            for pattern in ("(a+)+", "(a|a)*b", ".*a.*b.*c", "(")
+            for pattern in ("(a+)+", "(a|a)*b", ".*a.*b.*c", "(", "a?" * 28 + "a" * 28, "(a|a)" * 28)
         ),
         ({"modules_to_save": "score"}, "modules_to_save is 'score'; accepted: names"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path is 3"),
@@ -123,6 +123,19 @@ def test_the_digest_covers_config_and_weights(tmp_path: Path):
     assert read_adapter(write_adapter(tmp_path / "copy")).digest == first.digest
     assert read_adapter(write_adapter(tmp_path / "config", lora_alpha=5)).digest != first.digest
     assert read_adapter(write_adapter(tmp_path / "weights", {**factors(), B: factors()[B] + 1})).digest != first.digest
+
+
+def test_numbers_beyond_float32_are_refused(tmp_path: Path):
+    tensors = {name: values.astype(np.float64) for name, values in factors().items()}
+    tensors[B][0, 0] = 1e300
+    with pytest.raises(ModelLoadError, match=r"lora_B\.weight has numbers that are not finite"):
+        read_adapter(write_adapter(tmp_path, tensors))
+
+
+def test_names_that_differ_in_the_prefix_only_are_refused(tmp_path: Path):
+    tensors = factors() | {name.removeprefix("base_model.model."): values for name, values in factors().items()}
+    with pytest.raises(ModelLoadError, match=r"names differ in base_model\.model\. only"):
+        read_adapter(write_adapter(tmp_path, tensors))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

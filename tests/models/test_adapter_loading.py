@@ -1,6 +1,7 @@
 """A LoRA adapter's folder is served merged into its base, without peft; one that does not fit is refused."""
 
 import json
+import os
 import shutil
 import sys
 import warnings
@@ -192,6 +193,26 @@ def test_the_base_is_found(place: str, tmp_path: Path, monkeypatch: pytest.Monke
     unkept = locate_model(str(adapter), ModelConfig(adapter_base=config.adapter_base, cache_dir=""))
     assert unkept.name == joined.name
     assert not unkept.is_relative_to(tmp_path / "cache")
+
+
+@pytest.mark.unit
+def test_the_given_base_wins_over_a_folder_beside_the_adapter(tmp_path: Path):
+    for place in ("base", "other/base"):
+        write_json(tmp_path / place / "config.json", {"model_type": "bert", "of": place})
+    adapter = write_adapter(tmp_path / "adapter", base_model_name_or_path="base")
+    for given, place in (("other/base", "other/base"), (None, "base")):
+        config = ModelConfig(adapter_base=given and str(tmp_path / given), cache_dir=str(tmp_path / "cache"))
+        assert json.loads((locate_model(str(adapter), config) / "config.json").read_text())["of"] == place
+
+
+@pytest.mark.unit
+def test_a_fifo_in_an_adapter_s_folder_is_refused_before_it_is_opened(tmp_path: Path):
+    write_json(tmp_path / "base" / "config.json", {"model_type": "bert"})
+    adapter = write_adapter(tmp_path / "adapter", base_model_name_or_path="base")
+    (adapter / "adapter_model.safetensors").unlink()
+    os.mkfifo(adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match="neither a file nor a folder"):
+        locate_model(str(adapter), ModelConfig(cache_dir=str(tmp_path / "cache")))
 
 
 @pytest.mark.unit

@@ -160,6 +160,19 @@ def of_another_family(folder: Path, base: Path) -> Adapter:
     return write_lora(folder, write_family(folder.with_name("modernbert"), "modernbert"), target_modules=["Wqkv"])
 
 
+def twice(folder: Path, base: Path) -> Adapter:
+    """A layer with an update and with weights of its own."""
+    write_lora(folder, base, target_modules=["query"])
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = next(name for name in tensors if "query.lora_A" in name)
+    whole = {name.replace("lora_A.weight", f"base_layer.{leaf}"): np.ones(shape, np.float32) for leaf, shape in SHAPES}
+    save_file(tensors | whole, folder / "adapter_model.safetensors")
+    return registered(folder)
+
+
+SHAPES = ("weight", (32, 32)), ("bias", (32,))
+
+
 def of_a_norm(folder: Path, base: Path) -> Adapter:
     return write_lora(folder, base, target_modules=["query"], modules_to_save=["embeddings.LayerNorm"])
 
@@ -172,6 +185,7 @@ def of_a_norm(folder: Path, base: Path) -> Adapter:
         (gone, "is no folder where the model is computed"),
         (of_a_wider_model, r"is for another model: its .*query is \(32, 40\), the model's \(32, 32\)"),
         (of_another_family, r"changes layers.[01].attn.Wqkv, a module that the model does not have"),
+        (twice, "changes a module twice"),
         (of_a_norm, "replaces the whole of embeddings.LayerNorm; .*only linear layers are replaced"),
     ],
 )

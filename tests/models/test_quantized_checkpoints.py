@@ -185,6 +185,14 @@ def test_other_quantisations_are_refused_by_name(declared: dict[str, Any], said:
             "weight_zero_point, which cannot be dequantised",
         ),
         (
+            lambda weights: weights.update({"layers.0.self_attn.q_proj.bias": weights[Q_PROJ][0].clone()}),
+            "q_proj.bias is stored in torch.float8_e4m3fn, and the checkpoint has no scale of it",
+        ),
+        (
+            lambda weights: weights.update({"layers.0.experts_scale_inv": torch.ones(2)}),
+            "experts_scale_inv, which cannot be dequantised",
+        ),
+        (
             lambda weights: weights.update({Q_PROJ: weights[Q_PROJ].to(torch.int8)}),
             "q_proj.weight is in torch.int8 and .* in torch.float32, which is not compressed-tensors",
         ),

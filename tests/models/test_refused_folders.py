@@ -483,6 +483,24 @@ def test_files_that_cannot_be_read_or_would_be_misread_are_refused_by_name(row: 
         read_model_folder(tmp_path / "model", ModelConfig(**(settings[0] if settings else {})))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text_config": "x"},
+        {"architectures": [1]},
+        {"architectures": ["BertForSequenceClassification"], "id2label": 5},
+        {"quantization_config": "fp8"},
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+        {"max_position_embeddings": "many"},
+    ],
+    ids=str,
+)
+def test_values_of_another_type_than_expected_are_refused(change: dict[str, Any], tmp_path: Path):
+    write_files(tmp_path / "model", {CONFIG: BARE | change})
+    with pytest.raises(ModelLoadError, match=r"model has a value of another type than expected: \w+Error"):
+        read_model_folder(tmp_path / "model")
+
+
 def test_a_path_without_a_model_is_an_error(tmp_path: Path):
     write_files(tmp_path / "model", {CONFIG: BARE})
     for path, said in (

@@ -42,6 +42,8 @@ def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, o
     Raises ``ModelLoadError``.
     """
     path = locate_folder(location, config.revision, only_local=only_local)
+    if not path.name or path.name == "..":  # a joined folder has the adapter's name
+        path = path.resolve()
     is_adapter, has_weights = (path / ADAPTER_CONFIG).exists(), has_torch_weights(path)
     found = f"no {ADAPTER_CONFIG}" if not is_adapter else "a base's weights itself" if has_weights else ""
     require(config.adapter_base is None or not found, f"--adapter-base is for LoRA adapters alone; {path} has {found}.")
@@ -61,7 +63,8 @@ def _locate_base(adapter: Path, given: str | None, *, only_local: bool) -> Path:
     name = given or config.get("base_model_name_or_path") or ""
     require(name != "", f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path is empty; set --adapter-base.")
     beside = adapter.parent / Path(name).name
-    if not Path(name).expanduser().is_dir() and beside != adapter and (beside / "config.json").is_file():
+    is_there = given is not None or Path(name).expanduser().is_dir()
+    if not is_there and beside != adapter and (beside / "config.json").is_file():
         return beside
     try:
         return locate_folder(name, None if given else config.get("revision"), only_local=only_local)
@@ -115,7 +118,10 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     Raises ``ModelLoadError`` when the folder holds no model, requires something unsupported, or cannot be served
     with ``config``.
     """
-    folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+    try:
+        folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ModelLoadError(f"A file of {path} has a value of another type than expected: {error!r}") from error
     is_one = not (folder.routes or folder.spec.reads_tokenizer_file)
     require(is_one or adapter_in(path) is None, f"{path}: an adapter needs a base that is one transformer.")
     return folder

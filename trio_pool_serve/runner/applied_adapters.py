@@ -119,18 +119,26 @@ class Adapters:
 
     def _place(self, weights: AdapterWeights, folder: str) -> LoadedAdapter:
         modules = _Modules(self.modules, f"{self.prefix}.", folder)
-        changes = {modules[name]: modules.change(name, update) for name, update in weights.updates.items()}
-        changes |= modules.replaced(weights.weights)
+        found = [(modules[name], modules.change(name, update)) for name, update in weights.updates.items()]
+        found += modules.replaced(weights.weights).items()
+        changes = dict(found)
+        if len(changes) < len(found):
+            raise ModelLoadError(f"{folder} changes a module twice; served as a model, it is merged into its base.")
         for module in changes.keys() - self._hooked:
             module.register_forward_hook(self._change, with_kwargs=True)
             self._hooked.add(module)
         tensors = [each for change in changes.values() for each in astuple(change, recurse=False)]
         return LoadedAdapter(changes, sum(tensor.nbytes for tensor in tensors if tensor is not None))
 
-    def _change(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _change(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Return the output with the adapter. ``rest`` is the keyword arguments and the output.
+
+        Another thread computes a row without an adapter while a hook is registered: then keywords may be missing.
+        """
         changes: Mapping[nn.Module, Change] | None = getattr(self._applied, "changes", None)
         if changes is None or (change := changes.get(module)) is None:
             return None
+        kwargs, output = rest
         return change(args[0] if args else next(iter(kwargs.values())), output)
 
 

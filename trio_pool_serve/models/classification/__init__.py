@@ -16,6 +16,7 @@ from trio_pool_serve.models.embedding import STATES, assumption_of, require_plai
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import SCORES, names_of, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
@@ -180,8 +181,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 def read_problem_type(files: FolderFiles) -> str | None:
     """Return ``problem_type`` of config.json. Raises ``ModelLoadError``."""
     problem_type: str | None = files.config.get("problem_type")
-    if problem_type not in PROBLEM_TYPES:
-        raise ModelLoadError(f"problem_type of config.json is {problem_type!r}, which is not known.")
+    require(problem_type in PROBLEM_TYPES, f"problem_type of config.json is {problem_type!r}, which is not known.")
     return problem_type
 
 

@@ -32,8 +32,8 @@ PREFIX = "base_model.model."
 
 FACTOR = re.compile(r"(?P<module>.+)\.(?P<factor>lora_embedding_[AB]|lora_[AB](?=\.weight))(\.weight)?")
 
-SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}")
-"""Regular expressions that may take exponential time: a repeated group, or more than two repetitions."""
+SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}|([?|].*){8}")
+"""Regular expressions that may take exponential time: a repeated group, or many repetitions or choices."""
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 """NumPy's types by those of safetensors. NumPy has no bfloat16."""
@@ -104,6 +104,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
 def read_adapter_config(folder: Path) -> Mapping[str, Any]:
     """Return ``adapter_config.json``. Raises ``ModelLoadError`` unless a plain LoRA is all that it declares."""
     place, config = folder / CONFIG, read_json(folder / CONFIG)
+    saved = config.get("modules_to_save") or []
     checks: Mapping[str, tuple[bool, str]] = {
         "peft_type": (config.get("peft_type") == "LORA", "'LORA'"),
         "bias": (config.get("bias", "none") == "none", "'none'"),
@@ -116,9 +117,7 @@ def read_adapter_config(folder: Path) -> Mapping[str, Any]:
         "rank_pattern": (_is_pattern(config.get("rank_pattern"), _is_rank), "simple patterns, with ranks"),
         "alpha_pattern": (_is_pattern(config.get("alpha_pattern"), _is_number), "simple patterns, with numbers"),
         "modules_to_save": (
-            all(isinstance(name, str) for name in config.get("modules_to_save") or ())
-            and isinstance(config.get("modules_to_save"), list | None),
-            "names of modules",
+            isinstance(saved, list) and all(isinstance(name, str) for name in saved), "names of modules"
         ),
         "base_model_name_or_path": (isinstance(config.get("base_model_name_or_path"), str | None), "a name or a path"),
         "revision": (isinstance(config.get("revision"), str | None), "a name"),
@@ -179,7 +178,9 @@ def _tensors(path: Path, content: bytes) -> Mapping[str, Matrix]:
         stored = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    return {name.removeprefix(PREFIX): _tensor(f"{path}: {name}", entry) for name, entry in stored}
+    tensors = {name.removeprefix(PREFIX): _tensor(f"{path}: {name}", entry) for name, entry in stored}
+    require(len(tensors) == len(stored), f"{path} has tensors whose names differ in {PREFIX} only.")
+    return tensors
 
 
 def _tensor(place: str, entry: Mapping[str, Any]) -> Matrix:
@@ -187,8 +188,10 @@ def _tensor(place: str, entry: Mapping[str, Any]) -> Matrix:
     values = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
     if entry["dtype"] == "BF16":  # the upper half of float32
         values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32, copy=False)
     require(bool(np.isfinite(values).all()), f"{place} has numbers that are not finite.")
-    return values.astype(np.float32, copy=False)
+    return values
 
 
 def _sorted_out(

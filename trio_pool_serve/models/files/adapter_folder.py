@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import safetensors
 
 from trio_pool_serve.models.files.adapter_files import CONFIG, WEIGHTS, read_adapter_config
-from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
+from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files, require_regular_files
 from trio_pool_serve.models.files.model_digest import files_of_model
 
 ADAPTER = "adapter_to_merge"
@@ -25,8 +25,10 @@ ADAPTER = "adapter_to_merge"
 
 OF_ADAPTER = re.compile(r"adapter_(config|model)\..*")
 OF_TOKENIZER = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|chat_template).*")
+VOCABULARY = re.compile(r"tokenizer\.(json|model)|(vocab|spiece|sentencepiece).*")
 OF_MODULES = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_.+_config\.json")
 TOP = "config_sentence_transformers.json"
+MAX_LABELS = 2**20
 HEAD = re.compile(r"(.+\.)?(score|classifier|classifier\.out_proj)\.weight")
 
 Files: TypeAlias = dict[str, Path | str]
@@ -47,6 +49,7 @@ def join_folders(adapter: Path, base: Path, cache: Path | None) -> Path:
     ``base`` may be ``adapter``: a folder with a model and an adapter. Blocks for milliseconds. Raises
     ``ModelLoadError`` if the base is no model, and ``OSError``.
     """
+    require_regular_files(adapter)
     own = {name: path for name, path in files_of_model(adapter).items() if not OF_ADAPTER.fullmatch(name)}
     files: Files = {**own} if base == adapter else _joined(own, adapter, read_folder_files(base))
     files |= {f"{ADAPTER}/{path.name}": path for path in adapter.glob("adapter_*") if OF_ADAPTER.fullmatch(path.name)}
@@ -64,7 +67,7 @@ def _joined(own: Mapping[str, Path], adapter: Path, base: FolderFiles) -> Files:
     """Return the adapter's ``own`` files but for its weights, and the base's that they do not replace."""
     where = PurePosixPath(base.transformer_path.resolve().relative_to(base.path.resolve()))
     has_modules = "modules.json" in own
-    replaced = {OF_TOKENIZER: any(map(OF_TOKENIZER.fullmatch, own)), OF_MODULES: has_modules}
+    replaced = {OF_TOKENIZER: any(map(VOCABULARY.fullmatch, own)), OF_MODULES: has_modules}
     theirs: Files = {
         name: path
         for name, path in files_of_model(base.path).items()
@@ -86,7 +89,7 @@ def _labels_of_head(adapter: Path) -> int:
     with suppress(OSError, safetensors.SafetensorError):  # loading it says what is wrong
         with safetensors.safe_open(adapter / WEIGHTS, framework="np") as weights:
             shapes = [weights.get_slice(name).get_shape() for name in weights.keys() if HEAD.fullmatch(name)]  # noqa: SIM118
-        return int(shapes[-1][0]) if shapes and shapes[-1] else 0
+        return int(shapes[-1][0]) if shapes and all(shapes[-1]) and shapes[-1][0] <= MAX_LABELS else 0
     return 0
 
 

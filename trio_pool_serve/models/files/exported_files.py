@@ -4,13 +4,13 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from trio_pool_serve.models.files.adapter_files import WEIGHTS
+
 FILES = ("openvino/openvino_model.xml", "openvino_model.xml", "onnx/model.onnx", "model.onnx")
 
 INT8_FILES = ("openvino/openvino_model_qint8_quantized.xml", "openvino_model_qint8_quantized.xml")
 
 TORCH_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def exported_file(transformer_path: Path, *, in_int8: bool = False) -> Path | None:
@@ -44,7 +44,7 @@ def why_not_torch(transformer_path: Path) -> str:
 def has_torch_weights(transformer_path: Path) -> bool:
     """Return whether there are weights that torch can load, those of an adapter not counted."""
     found = (path.name for pattern in TORCH_WEIGHTS for path in transformer_path.glob(pattern))
-    return any(name != ADAPTER_WEIGHTS for name in found)
+    return any(name != WEIGHTS for name in found)
 
 
 def has_exported_file(transformer_path: Path) -> bool:

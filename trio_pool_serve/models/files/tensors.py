@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 
 FILE = "model.safetensors"
 
@@ -26,11 +27,10 @@ def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
     with _opened(folder) as file:
         dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         for name, dtype in dtypes.items():
-            if dtype not in DTYPES:
-                raise ModelLoadError(f"{folder / FILE}: {name} is {dtype}; {', '.join(DTYPES)} can be read.")
+            require(dtype in DTYPES, f"{folder / FILE}: {name} is {dtype}; {', '.join(DTYPES)} can be read.")
         tensors = {name: file.get_tensor(name) for name in dtypes}
     for name, tensor in tensors.items():
-        if tensor.size and not np.isfinite([tensor.min(), tensor.max()]).all():
+        if tensor.size and not np.isfinite(np.array([tensor.min(), tensor.max()]).astype(np.float32)).all():
             raise ModelLoadError(f"{folder / FILE}: {name} has numbers that are not finite ({tensor.dtype}).")
     return tensors
 

@@ -40,6 +40,8 @@ def _load_projection(folder: Path) -> nn.Module:
     weight = read_weights(folder, PROJECTION).get("")
     if weight is None or weight.dim() != 2:
         raise ModelLoadError(f"The checkpoint of {folder} has no {PROJECTION}, the projection of a ColBERT.")
+    if weight.itemsize == 1:
+        raise ModelLoadError(f"{PROJECTION} in {folder} is stored in {weight.dtype}; a projection is not dequantised.")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
     linear.load_state_dict({"weight": weight})
     return linear

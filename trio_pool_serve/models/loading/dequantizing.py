@@ -33,11 +33,12 @@ def dequantize(stored: Mapping[str, Tensor], quantization: Quantization, dtype: 
         weights[of] = (weight.float() * _factors(name, scale.float(), weight.shape, quantization)).to(dtype)
     for name, weight in weights.items():
         require(
-            not name.endswith(".weight") or (weight.is_floating_point() and weight.itemsize > 1),
+            weight.itemsize > 1 or weight.dtype == torch.bool,
             f"{name} is stored in {weight.dtype}, and the checkpoint has no scale of it.",
         )
         require(
-            not name.endswith(("_zero_point", "_packed")), f"The checkpoint has {name}, which cannot be dequantised."
+            not name.endswith(("_zero_point", "_packed", "_scale_inv", "_weight_scale")),
+            f"The checkpoint has {name}, which cannot be dequantised.",
         )
     return weights
 

@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils.generic import ModelOutput
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
@@ -15,7 +12,7 @@ from trio_pool_serve.models.files.pooled_modules import has_layers
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.model_kind import ModelFolder, pooling_modes
 from trio_pool_serve.runner.heads.classification import activation_named
-from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, Normalize, Pooler
+from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, LayerMean, Normalize, Pooler
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 
@@ -27,7 +24,7 @@ def load_pooled(folder: ModelFolder[Any], params: LoadingParams) -> tuple[Backbo
     require_own_class(folder, params)
     modules, width = folder.spec.modules, 0
     pooler = load_pooler(modules[1:] if has_layers(modules) else modules, params.device)
-    mean = LayerMean.load(modules[0]) if has_layers(modules) else None
+    mean = _load_mean(modules[0]) if has_layers(modules) else None
     model: Any = load_checkpoint(folder, params)
     if mean is not None:
         model.register_forward_hook(mean)
@@ -35,37 +32,18 @@ def load_pooled(folder: ModelFolder[Any], params: LoadingParams) -> tuple[Backbo
     return Backbone(model), pooler, width
 
 
-@frozen(eq=False)
-class LayerMean:
-    """WeightedLayerPooling: the hook that replaces a transformer's states by a weighted mean of its hidden states.
-
-    ``weights`` are those of hidden state ``start`` and the ones after it; 0 is the embedding layer's output.
-    """
-
-    start: int
-    weights: Sequence[float]
-
-    @classmethod
-    def load(cls, files: ModuleFiles) -> "LayerMean":
-        """Read the module, with sentence-transformers' defaults. Raises ``ModelLoadError``."""
-        start, layers = files.config.get("layer_start", 4), files.config.get("num_hidden_layers", 12)
-        weights = read_weights(files.path).get("layer_weights")
-        are_numbers = type(start) is type(layers) is int and start >= 0
-        if not are_numbers or weights is None or weights.shape != (layers + 1 - start,):
-            found = "no layer_weights" if weights is None else f"layer_weights {list(weights.shape)}"
-            raise ModelLoadError(
-                f"{files.path} has {found}, layer_start {start!r} and num_hidden_layers {layers!r}; accepted is a "
-                "weight for each hidden state from layer_start to num_hidden_layers."
-            )
-        return cls(start, weights.tolist())
-
-    def __call__(self, _model: nn.Module, _args: object, output: ModelOutput) -> BaseModelOutput:
-        """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
-        states = (output.get("hidden_states") or ())[self.start :]
-        if len(states) != len(self.weights):
-            raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} such hidden states")
-        weighted = [weight * state.float() for weight, state in zip(self.weights, states, strict=True)]
-        return BaseModelOutput(last_hidden_state=sum(weighted) / sum(self.weights))
+def _load_mean(files: ModuleFiles) -> LayerMean:
+    """Read a WeightedLayerPooling, with sentence-transformers' defaults. Raises ``ModelLoadError``."""
+    start, layers = files.config.get("layer_start", 4), files.config.get("num_hidden_layers", 12)
+    weights = read_weights(files.path).get("layer_weights")
+    are_numbers = type(start) is type(layers) is int and start >= 0
+    if not are_numbers or weights is None or weights.shape != (layers + 1 - start,):
+        found = "no layer_weights" if weights is None else f"layer_weights {list(weights.shape)}"
+        raise ModelLoadError(
+            f"{files.path} has {found}, layer_start {start!r} and num_hidden_layers {layers!r}; accepted is a "
+            "weight for each hidden state from layer_start to num_hidden_layers."
+        )
+    return LayerMean(start, weights.tolist())
 
 
 def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:

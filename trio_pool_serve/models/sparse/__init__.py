@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding import read_conversation, require_plain_states
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, pooling_modes
 from trio_pool_serve.prompts import InputType
@@ -161,8 +162,7 @@ def _require_same_tokenizer(table: Path, transformer: Path) -> None:
     """
     unused = {"truncation": None, "padding": None}
     ours, theirs = ({**read_json(folder / "tokenizer.json"), **unused} for folder in (table, transformer))
-    if ours != theirs:
-        raise ModelLoadError("The SparseStaticEmbedding has another tokenizer than the transformer.")
+    require(ours == theirs, "The SparseStaticEmbedding has another tokenizer than the transformer.")
 
 
 def sparse_text_format(spec: Sparse, _: Tokenizer) -> TextFormat:

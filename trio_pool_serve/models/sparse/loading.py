@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
+from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse import Sparse
@@ -44,6 +44,7 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
 
 
 def _load_autoencoder(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedModel:
+    require_own_class(folder, params)
     *modules, last = folder.spec.modules
     dense, k = load_pooler(modules, params.device), folder.spec.max_active_dims
     assert k is not None  # noqa: S101  (the module's own k is the default)
@@ -80,7 +81,7 @@ class SparseEncoding(nn.Module):
             if tensor is None or tensor.shape != shape:
                 what = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
                 raise ModelLoadError(f"{files.path}: {name} is {what}; its shape must be {list(shape)}.")
-            found.append(nn.Parameter(tensor, requires_grad=False))
+            found.append(nn.Parameter(tensor.float(), requires_grad=False))
         self.weight, self.latent_bias, self.pre_bias = found
         self.standardises = bool(files.config.get("normalize"))
 

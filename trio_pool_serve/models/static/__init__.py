@@ -7,7 +7,7 @@ StaticEmbedding: no special tokens, unknown tokens count, and a text without tok
 """
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from attrs import frozen
@@ -17,6 +17,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of, with_settings
 from trio_pool_serve.models.files.folder_files import STATIC as MODULE
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.tensors import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
@@ -91,23 +92,16 @@ def _vocab_size(folder: Path) -> int:
     return tokens[0]
 
 
-class _Truncation(msgspec.Struct):
-    max_length: int
-
-
-class _TokenizerFile(msgspec.Struct):
-    truncation: _Truncation | None = None
-
-
 def _max_length(path: Path) -> int | None:
     """Return the length to which tokenizer.json truncates. Raises ``ModelLoadError`` if it cannot be read."""
     try:
-        found = msgspec.json.decode(read_text(path), type=_TokenizerFile).truncation
+        # Only this part is decoded: the file may have many megabytes.
+        part = msgspec.json.decode(read_text(path), type=dict[str, msgspec.Raw]).get("truncation", msgspec.Raw(b"null"))
+        length = (msgspec.json.decode(part, type=dict[str, Any] | None) or {}).get("max_length")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if found is not None and found.max_length < 1:
-        raise ModelLoadError(f"{path}: truncation has the max_length {found.max_length}.")
-    return None if found is None else found.max_length
+    require(length is None or (type(length) is int and length > 0), f"{path}: truncation has the max_length {length}.")
+    return length
 
 
 STATIC = ModelKind(

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import ModelOutput
 
 from trio_pool_serve.runner.batch_rows import Indices
 from trio_pool_serve.runner.row_states import RowStates, divided
@@ -73,3 +76,22 @@ class Pooler(nn.Module):
         for module in self.modules_after:
             rows = module(rows)
         return rows
+
+
+@frozen(eq=False)
+class LayerMean:
+    """WeightedLayerPooling: the hook that replaces a transformer's states by a weighted mean of its hidden states.
+
+    ``weights`` are those of hidden state ``start`` and the ones after it; 0 is the embedding layer's output.
+    """
+
+    start: int
+    weights: Sequence[float]
+
+    def __call__(self, _model: nn.Module, _args: object, output: ModelOutput) -> BaseModelOutput:
+        """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
+        states = (output.get("hidden_states") or ())[self.start :]
+        if len(states) != len(self.weights):
+            raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} such hidden states")
+        weighted = [weight * state.float() for weight, state in zip(self.weights, states, strict=True)]
+        return BaseModelOutput(last_hidden_state=sum(weighted) / sum(self.weights))

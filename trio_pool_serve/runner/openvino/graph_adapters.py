@@ -100,7 +100,7 @@ class GraphAdapters:
         An adapter may have been trained on the model with or without a head: then all its names have a prefix more, or
         one less. Raises ``AdapterError`` with the names that the graph lacks.
         """
-        prefixes = {name.partition(".")[0] + "." for name in self.modules}
+        prefixes = sorted({name.partition(".")[0] + "." for name in self.modules})
         ways: list[Callable[[str], str]] = [
             lambda name: name,
             lambda name: name.partition(".")[2],
