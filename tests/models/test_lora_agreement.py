@@ -197,3 +197,28 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(
     with pytest.raises(AdapterError, match=said):
         await compute(ours, adapter)
     assert np.array_equal(await compute(ours, None), before)
+
+
+async def test_an_adapter_that_cannot_be_applied_is_not_read_for_every_batch(tmp_path: Path, base: Path, monkeypatch):
+    """Other rows wait while it is read. Once its files are right again, it is computed after a while."""
+    adapter, ours = changed(tmp_path / "adapter", base), ServedModel(base)
+    store, now, read = ours.runner.adapters.store, [0.0], []
+
+    def reading(folder: Path, read_files=store.read) -> Any:
+        read.append(folder)
+        now[0] += 1.0
+        return read_files(folder)
+
+    store.read = reading
+    monkeypatch.setattr(adapter_store, "monotonic", lambda: now[0])
+    for _ in range(3):
+        with pytest.raises(AdapterError, match="has other files"):
+            await compute(ours, adapter)
+    assert len(read) == 1
+    assert write_lora(tmp_path / "adapter", base, 1) == adapter
+    now[0] += 1.0 / adapter_store.READING_SHARE - 1.0
+    with pytest.raises(AdapterError, match="has other files"):
+        await compute(ours, adapter)
+    now[0] += 1.0
+    assert largest_difference(await compute(ours, adapter), await compute(ours, None)) > 0.01
+    assert len(read) == 2

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,6 +20,12 @@ MAX_LOADED = 64
 
 MAX_BYTES = 2**30
 """Maximum bytes of these, unless a single one is larger."""
+
+RETRY_S = 5.0
+"""Seconds until an adapter that could not be applied is read again."""
+
+READING_SHARE = 0.05
+"""Maximum share of the time that is spent reading it in vain, since other rows wait meanwhile."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -121,14 +128,31 @@ class AdapterStore(Generic[Placed]):
     read: Callable[[Path], AdapterWeights]
     place: Callable[[AdapterWeights, str], Placed]
     _loaded: RecentlyUsed[Placed] = field(init=False, factory=lambda: RecentlyUsed(_is_too_much))
+    _failed: dict[Adapter, tuple[float, str]] = field(init=False, factory=dict)
+    """Until when adapters that could not be applied are not read, and why. Only one thread at a time loads."""
 
     def get(self, adapter: Adapter) -> Placed:
-        """Return an adapter, read from its files if necessary. Raises ``AdapterError``."""
-        return self._loaded.get(adapter.digest, lambda: self._load(adapter))
+        """Return an adapter, read from its files if necessary.
+
+        Raises ``AdapterError``; for a while after that, it is raised again without reading.
+        """
+        return self._loaded.get(adapter.digest, lambda: self._load_unless_failed(adapter))
 
     def loaded(self) -> list[Placed]:
         """Return the adapters in memory, the least recently used one first."""
         return self._loaded.values()
+
+    def _load_unless_failed(self, adapter: Adapter) -> Placed:
+        begun = monotonic()
+        self._failed = {each: failed for each, failed in self._failed.items() if failed[0] > begun}
+        if adapter in self._failed:
+            raise AdapterError(self._failed[adapter][1])
+        try:
+            return self._load(adapter)
+        except AdapterError as error:
+            failed = monotonic()
+            self._failed[adapter] = failed + max(RETRY_S, (failed - begun) / READING_SHARE), str(error)
+            raise
 
     def _load(self, adapter: Adapter) -> Placed:
         folder = adapter.folder
