@@ -31,6 +31,8 @@ ASKED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "separation": ({"task": "separation"}, "separation", ""),
     "a query by Voyage's name": ({"input_type": "query"}, "retrieval_query", QUERY),
     "a document by the prompt's name": ({"prompt_name": "document"}, "retrieval_passage", DOCUMENT),
+    "a prompt beside a type": ({"prompt_name": "document", "input_type": "query"}, "retrieval_passage", DOCUMENT),
+    "a prompt beside a task": ({"prompt_name": "document", "task": "retrieval.query"}, "retrieval_query", DOCUMENT),
     "an own prompt": ({"task": "retrieval.query", "prompt": "find "}, "retrieval_query", "find "),
     "a task without an adapter": ({"task": "code.query"}, None, ""),
 }

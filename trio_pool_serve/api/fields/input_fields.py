@@ -203,7 +203,8 @@ def with_input_type(
 
     That is the prompt of the same name, if the model has one; otherwise, for the two sides of a search, the model's
     prompt for that side. The ``others`` that the dialect knows change nothing then. A prompt that the client has
-    chosen stays. Raises ``InvalidRequestError`` for other values of the field ``param``.
+    chosen stays; a ``prompt_name`` also selects the adapter, unless the field ``param`` is Jina's ``task``. Raises
+    ``InvalidRequestError`` for other values of that field.
     """
     if input_type is None:
         return job
@@ -215,5 +216,7 @@ def with_input_type(
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None
     named = input_type if input_type in prompts and not chosen else input_params.prompt_name
-    side = INPUT_TYPES.get(input_type)
-    return evolve(job, input_params=evolve(input_params, input_type=side, prompt_name=named, task=input_type))
+    side, task = INPUT_TYPES.get(input_type), input_type
+    if param != "task" and input_params.prompt_name is not None:
+        task = input_params.prompt_name
+    return evolve(job, input_params=evolve(input_params, input_type=side, prompt_name=named, task=task))
