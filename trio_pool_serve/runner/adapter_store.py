@@ -21,11 +21,9 @@ MAX_LOADED = 64
 MAX_BYTES = 2**30
 """Maximum bytes of these, unless a single one is larger."""
 
-RETRY_S = 5.0
-"""Seconds until an adapter that could not be applied is read again."""
-
-READING_SHARE = 0.05
-"""Maximum share of the time that is spent reading it in vain, since other rows wait meanwhile."""
+RETRY_S, READING_SHARE = 5.0, 0.05
+"""Minimum seconds until an adapter that could not be applied is read again, and maximum share of the time that is spent
+reading it in vain: other rows wait meanwhile."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -150,8 +148,7 @@ class AdapterStore(Generic[Placed]):
         try:
             return self._load(adapter)
         except AdapterError as error:
-            failed = monotonic()
-            self._failed[adapter] = failed + max(RETRY_S, (failed - begun) / READING_SHARE), str(error)
+            self._failed[adapter] = (now := monotonic()) + max(RETRY_S, (now - begun) / READING_SHARE), str(error)
             raise
 
     def _load(self, adapter: Adapter) -> Placed:

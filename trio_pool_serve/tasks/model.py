@@ -72,8 +72,11 @@ class Model:
         """Return the adapter of rows that are rendered that way: the request's own, or that of their task."""
         if self.adapter is not None or not self.task_adapters:
             return self.adapter
-        tasks = rendering.task, SIDES.get(rendering.task), SIDES.get(rendering.input_type)
-        return next(filter(None, (of_task(self.task_adapters, task) for task in tasks)), None)
+        return (
+            of_task(self.task_adapters, rendering.task)
+            or of_task(self.task_adapters, SIDES.get(rendering.task))
+            or of_task(self.task_adapters, SIDES.get(rendering.input_type))
+        )
 
     def label(self, index: int) -> str:
         """Return the name of a label; if the model has none, ``LABEL_0`` and so on, as in transformers."""
