@@ -10,7 +10,7 @@ import trio
 from tests.conftest import wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.models.adapter_folders import factors, write_adapter
-from tests.scripted_runner import ScriptedRunner
+from tests.scripted_runner import ScriptedRunner, described
 from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelConfig, ModelTables, NetworkConfig
@@ -30,6 +30,7 @@ class Adaptable(Loader):
         runner = super().load(folder, *arguments)
         runner.probe_request = request(1, 2)
         runner.on_launch = self._refuse
+        runner.description = described("0123456789abcdef")
         return runner
 
     def _refuse(self, batch: Batch) -> None:
@@ -73,8 +74,8 @@ async def test_the_name_of_an_adapter_selects_it(live):
     assert (await live.client.get("/v1/models/law", headers=ADMIN)).json()["parent"] == "a"
     shown = (await live.client.get("/console/models", headers=ADMIN)).json()
     assert {each["id"]: each["tasks"] for each in shown}.keys() == {"a", "law", "art"}
-    fingerprints = {(await live.embed(name)).headers.get("model-fingerprint") for name in ("a", "law", "art")}
-    assert fingerprints in ({None}, {*fingerprints}), "each has its own, if the runner has any"
+    fingerprints = {(await live.embed(name)).headers["model-fingerprint"] for name in ("a", "law", "art")}
+    assert len(fingerprints) == 3, "each has its own"
     assert (await live.client.delete("/v1/models/law", headers=ADMIN)).json() == {
         "id": "law", "deleted": True, "object": "model",
     }  # fmt: skip
@@ -90,6 +91,15 @@ async def test_an_adapter_that_cannot_be_applied_is_a_400_and_disturbs_nothing(l
     assert await live.states() == {"a": "loaded"}
     assert (await live.embed("wrong")).status_code == 404
     assert (await live.embed("a")).status_code == 200
+
+
+async def test_an_adapter_that_cannot_be_applied_does_not_fail_the_load_of_its_model(tmp_path: Path):
+    write_adapter(tmp_path / "wrong", factors(r=2), r=2)
+    async with changing(tmp_path, at_start=("a", "b"), loader=Adaptable(), max_loaded_models=1) as live:
+        assert (await live.states())["b"] == "unloaded"
+        answer = await add(live, "wrong", parent="b")
+        assert (answer.status_code, "wrong is for another model" in answer.text) == (400, True)
+        assert (await live.embed("b")).status_code == 200
 
 
 async def test_names_are_of_one_model_or_adapter(live):
@@ -111,11 +121,15 @@ async def test_names_are_of_one_model_or_adapter(live):
 async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path: Path):
     write_adapter(tmp_path / "law")
     keys = {"admin-key": "admin = true", "base": 'models = ["a"]', "law": 'models = ["law"]'}
+    keys["limited"] = 'admin = true\nmodels = ["mine"]'
     path = tmp_path / "keys.toml"
     path.write_text("".join(f'[{key}]\nkey = "{key}"\n{more}\n' for key, more in keys.items()))
     path.chmod(0o600)
     async with changing(tmp_path, loader=Adaptable(), network=NetworkConfig(api_keys_file=path)) as live:
         assert (await add(live, "law")).status_code == 200
+        admin = {"Authorization": "Bearer limited"}
+        body = {"model": str(tmp_path / "law"), "name": "mine", "parent": "a"}
+        assert (await live.client.post("/v1/models", json=body, headers=admin)).status_code == 404
         for key, mine, other in (("base", "a", "law"), ("law", "law", "a")):
             headers = {"authorization": f"Bearer {key}"}
             listed = (await live.client.get("/v1/models", headers=headers)).json()["data"]
@@ -124,6 +138,25 @@ async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path
                 body = {"input": "hello", "model": name}
                 answer = await live.client.post("/v1/embeddings", json=body, headers=headers)
                 assert (answer.status_code, f"This server has: {mine}." in answer.text) == (status, status == 404)
+
+
+async def test_adapters_of_a_new_model_and_unknown_parents_are_refused(live):
+    body = {"model": str(live.folder / "a"), "name": "c", "adapter": [f"law={live.folder / 'law'}"]}
+    answer = await live.client.post("/v1/models", json=body, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "adapter")
+    assert (await add(live, "law", parent="typo")).status_code == 404
+    assert (await lora(live, "load", lora_name="x", lora_path=str(live.folder / "law"), paarent="a"))[0] == 400
+    assert (await lora(live, "unload", lora_name="a"))[0] == 404
+    status, said = await lora(live, "load", lora_name="a", lora_path=str(live.folder / "law"))
+    assert (status, "There is a model `a` already" in said) == (409, True)
+
+
+async def test_the_fingerprint_of_an_adapter_is_that_of_its_responses(live):
+    card = (await add(live, "law")).json()
+    base = (await live.client.get("/v1/models/a", headers=ADMIN)).json()
+    assert card["fingerprint"] != base["fingerprint"]
+    assert (await live.embed("law")).headers["model-fingerprint"] == card["fingerprint"]
+    assert (await live.embed("a")).headers["model-fingerprint"] == base["fingerprint"]
 
 
 async def test_vllm_s_routes_have_its_statuses_and_messages(live):
@@ -231,6 +264,7 @@ def test_adapters_are_set_by_flag_for_one_model_and_in_tables():
         (lambda: config_of("m", "n", adapter=("law=/l",)), "--adapter is for one model"),
         (lambda: config_of("m", adapter=("law",)), "`law` is not NAME=FOLDER"),
         (lambda: config_of("m", adapter=("law=/l", "law=/m")), "Two adapters of m have the same name"),
+        (lambda: config_of("m", adapter=("*=/l",)), "An adapter needs a name of its own"),
         (lambda: config_of("m", adapter=("m=/l",)), "Two models have the same name `m`"),
         (lambda: config_of("m", b={"model": "n", "adapter": ["m=/l"]}), "Two models have the same name `m`"),
         (lambda: config_of("m", b={"model": "n", "adapter": "art=/a"}), "`adapter` is 'art=/a'; accepted: a list"),

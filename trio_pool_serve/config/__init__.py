@@ -81,6 +81,8 @@ class Config:
         for source in self.sources:
             if source.name == ANY_NAME:
                 raise ValueError("`*` stands for all other names. A model needs a name of its own: NAME,*.")
+            if ANY_NAME in source.adapters:
+                raise ValueError("`*` stands for all other names. An adapter needs a name of its own: NAME=FOLDER.")
             if len(source.adapters) < len(source.loading.adapter):
                 raise ValueError(f"Two adapters of {source.name} have the same name.")
             for name in (source.name, *source.aliases, *source.adapters):

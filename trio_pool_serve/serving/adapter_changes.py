@@ -1,8 +1,9 @@
 """How the adapters of served models change while the server runs."""
 
 import logging
+from collections.abc import Collection
 
-from trio_pool_serve.errors import ConflictError, InvalidRequestError
+from trio_pool_serve.errors import ConflictError, InvalidRequestError, NotFoundError
 from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.serving.served_models import ServedModels
@@ -11,17 +12,26 @@ logger = logging.getLogger(__name__)
 
 
 async def add_adapter(
-    models: ServedModels, parent: str, adapter: ServedAdapter, *, replaces: bool = False
+    models: ServedModels,
+    parent: str,
+    adapter: ServedAdapter,
+    *,
+    replaces: bool = False,
+    among: Collection[str] | None = None,
 ) -> ServedModel:
     """Add an adapter to the model named ``parent``, which is loaded if necessary; return the model.
+
+    ``among`` are the names that the request's API key may use, ``None`` for all.
 
     Its files are read and a row is computed first; requests for it are refused with ``EngineLoadingError`` meanwhile.
     With ``replaces`` it then takes the place of an adapter of the same name, which computes requests until then. Raises
     ``NotFoundError``, ``ConflictError``, ``QuotaExceededError``, ``InvalidRequestError`` if the parent is an adapter
     itself, and as ``ServedModels.loaded`` and ``ServedAdapter.check``. Cancellation: at once; it is not added.
     """
-    with models.use(parent) as use:
+    with models.use(parent, among=among) as use:
         served = use.served
+        if models.named(parent) is not served:  # it has the name ``*``
+            raise NotFoundError(f"The model `{parent}` does not exist.")
         if use.adapter is not None:
             raise InvalidRequestError(f"`{parent}` is an adapter; a model is expected.", param="parent")
         if not (replaces and adapter.name in served.adapters):

@@ -79,12 +79,14 @@ class ServedModel:
     """Unparked once no request uses it."""
 
     async def check_adapters(self, folder: AnyModelFolder, offload: Offload) -> Mapping[str, Adapter]:
-        """Check the adapters that are not checked yet; return those of the model's own tasks. The engine must be ready.
+        """Check adapters of the settings; return those of the model's own tasks. The engine must be ready.
 
-        Raises ``ModelLoadError``. Cancellation: as ``ServedAdapter.check``.
+        One that a request is adding is checked by that request, and does not fail the model's load. Raises
+        ``ModelLoadError``. Cancellation: as ``ServedAdapter.check``.
         """
         of_tasks = {task: ServedAdapter(task, str(path)) for task, path in folder.task_adapters.items()}
-        for adapter in (*of_tasks.values(), *self.adapters.values()):
+        of_settings = [self.adapters[name] for name in self.source.adapters if name in self.adapters]
+        for adapter in (*of_tasks.values(), *of_settings):
             if adapter.adapter is None:
                 try:
                     await adapter.check(self.engine, offload)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
+from attrs import evolve
 
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -46,7 +47,7 @@ class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: Name
 
 
-class LoadedLora(msgspec.Struct, frozen=True):
+class LoadedLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's body of ``LOAD_PATH``, and the name of the model if it is not the first."""
 
     lora_name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)] = ""
@@ -56,7 +57,7 @@ class LoadedLora(msgspec.Struct, frozen=True):
 
 
 class UnloadedLora(msgspec.Struct, frozen=True):
-    """vLLM's body of ``UNLOAD_PATH``."""
+    """vLLM's body of ``UNLOAD_PATH``; other fields are ignored, as in vLLM."""
 
     lora_name: str = ""
 
@@ -65,6 +66,8 @@ def adapter_object(served: ServedModel, adapter: ServedAdapter, card: dict[str, 
     """Return the entry of an adapter in the list of models: its model's ``card``, with what is its own."""
     used = {} if adapter.last_used is None else {"last_used": int(adapter.last_used)}
     own = {"id": adapter.name, "name": adapter.name, "root": adapter.shown_location, "parent": served.source.name}
+    if "fingerprint" in card and served.loaded is not None and adapter.adapter is not None:
+        own["fingerprint"] = evolve(served.loaded, adapter=adapter.adapter).computed_by.fingerprint
     state = {"state": "loading"} if adapter.adapter is None and served.loaded is not None else {}
     card = {
         key: value for key, value in card.items() if key not in ("memory_bytes", "device_memory_bytes", "last_used")
@@ -95,9 +98,10 @@ async def load_adapter(
         raise PermissionDeniedError(f"The API key may not use a model `{new.name}`.")
     adapter = ServedAdapter(new.name, new.model)
     try:
-        return await add_adapter(service.models, new.parent, adapter, replaces=replaces), adapter
+        served = await add_adapter(service.models, new.parent, adapter, replaces=replaces, among=request.models)
     except ModelLoadError as error:
         raise InvalidRequestError(f"The adapter cannot be loaded: {error}", param="model") from error
+    return served, adapter
 
 
 def adapter_change_routes(service: Service) -> Routes:
@@ -117,6 +121,9 @@ def adapter_change_routes(service: Service) -> Routes:
             new = NewAdapter(body.lora_path, body.lora_name, parent)
             await load_adapter(service, request, new, replaces=body.load_inplace)
         except ConflictError as error:
+            named = service.models.named(body.lora_name)
+            if body.load_inplace or named is None or body.lora_name not in named.adapters:
+                raise
             raise InvalidRequestError(
                 f"The lora adapter '{body.lora_name}' has already been loaded. If you want to load the adapter in "
                 "place, set 'load_inplace' to True.",

@@ -218,6 +218,11 @@ class LoadRequest(msgspec.Struct, frozen=True):
                 "Names and paths consist of printable characters.",
             ),
             (
+                "adapter" in settings,
+                "adapter",
+                "Adapters are loaded one by one, once the model is there: POST /v1/models with `parent`.",
+            ),
+            (
                 "trust_remote_code" in settings,
                 "trust_remote_code",
                 "Only the server's own settings can trust a model's code, no request: --trust-remote-code.",
