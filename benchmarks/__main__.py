@@ -85,6 +85,7 @@ SCRIPTS = (
     Script("hostile_clients", {"rounds": 1, "seconds": 2.0, "slow_seconds": 2.0}),
     Script("soak", {"rounds": 1, "minutes": 0.1, "every_s": 1.0}),
     Script("adapters", {"rounds": 1, "seconds": 2.0}),
+    Script("adapted_graphs", {"rounds": 1}),
     Script("models_at_run_time", {"rounds": 1, "seconds": 3.0, "changes": 4}),
     Script("beside_a_batch", {"rounds": 1, "seconds": 3.0}),
     Script("bulk", {"rounds": 1, "rows": 20_000, "seconds": 2.0, "every_s": 1.0}),

@@ -118,7 +118,11 @@ OF_TEXTS: Mapping[str, tuple[Make, Request]] = {
         f"{name} token classifier": (classifier(name, head="TokenClassification"), TOKENS)
         for name in ("bert", "distilbert", "deberta-v2", "modernbert", "qwen2")
     },
-    **{name: (make, VECTORS) for name, make in retrieval_families.LATE_INTERACTION.items()},
+    # Rounding decides which of nearly equal vectors are pooled together: scores of models that pool are compared.
+    **{
+        name: (make, SCORE if name.startswith("pooled_") else VECTORS)
+        for name, make in retrieval_families.LATE_INTERACTION.items()
+    },
     **{name: (make, SPARSE) for name, make in retrieval_families.SPARSE.items()},
     "static": (static_families.STATIC["static"], EMBED),
     "routed": (ROUTED["table_for_queries"], EMBED),

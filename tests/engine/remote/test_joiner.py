@@ -146,7 +146,7 @@ class JoinerModel(RuleBasedStateMachine):
 
     @rule(max_tokens=st.sampled_from([1, 16, 512, 2048]), pads=st.booleans(), leaves_long=st.booleans())
     def take(self, max_tokens, pads, leaves_long):
-        waiting = self.waiting
+        waiting, turns = self.waiting, [*self.joiner._batches]
         taken = self.joiner.take(BatchLimits(max_tokens, None, pads), leaves_long=leaves_long)
         self.taken += taken
         self.waiting = [entry for entry in waiting if entry not in taken]
@@ -173,8 +173,8 @@ class JoinerModel(RuleBasedStateMachine):
                 and not (batch.facts.is_suspect or first.facts.is_suspect)
             ):
                 # One row of each is in, unless it does not fit beside those of the batches before it.
-                place = batch.facts.rank, batch.facts.number
-                before = [firsts[other] for other in batches if (other.facts.rank, other.facts.number) < place]
+                place = batch.facts.rank, turns.index(batch)
+                before = [firsts[other] for other in batches if (other.facts.rank, turns.index(other)) < place]
                 assert not self.fits([*before, row], max_tokens, pads=pads)
         assert len(taken) == 1 or self.fits(taken, max_tokens, pads=pads)
 
