@@ -35,7 +35,7 @@ SHAPES = ((1, 16), (1, 64), (8, 32), (16, 128))
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """The settings: each computation has as many ``rounds``, those of fewer than 512 tokens more."""
+    """The settings: ``rounds`` of each computation; computations of fewer than 512 tokens have more."""
 
     rounds: int = 30
     rank: int = 16

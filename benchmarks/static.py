@@ -112,7 +112,7 @@ async def run(settings: Settings) -> None:
 
 
 def ratio(rounds: Rounds[Key], way: str, tokens: int) -> float:
-    """Return the texts per second of the static embedding by those of MiniLM."""
+    """Return how many times as many texts per second the static embedding computes as MiniLM."""
     return rounds.ratio((way, tokens, "static"), "texts_per_s", (way, tokens, "MiniLM"))
 
 

@@ -146,6 +146,11 @@ async def test_adapters_of_a_new_model_and_unknown_parents_are_refused(live):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "adapter")
     assert (await add(live, "law", parent="typo")).status_code == 404
     assert (await lora(live, "load", lora_name="x", lora_path=str(live.folder / "law"), paarent="a"))[0] == 400
+    path = str(live.folder / "law")
+    assert (await lora(live, "load", lora_name="x", lora_path=path, is_3d_lora_weight=False))[0] == 200
+    assert (await lora(live, "unload", lora_name="x"))[0] == 200
+    assert (await live.load("c", aliases=["*"])).status_code == 200
+    assert (await add(live, "law", parent="typo")).status_code == 404, "* names no parent"
     assert (await lora(live, "unload", lora_name="a"))[0] == 404
     status, said = await lora(live, "load", lora_name="a", lora_path=str(live.folder / "law"))
     assert (status, "There is a model `a` already" in said) == (409, True)

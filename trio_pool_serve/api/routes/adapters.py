@@ -53,6 +53,8 @@ class LoadedLora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora_name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)] = ""
     lora_path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+    """Ignored: it is about mixtures of experts, which have no adapters here."""
     parent: Name | None = None
 
 
