@@ -1,10 +1,12 @@
 """A model with adapters for its tasks: the request's task selects one, and its prompt."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from tests.conftest import client_of, listening, running
 from tests.model_folders import write_json
@@ -14,6 +16,7 @@ from tests.models.model_families import TEXTS, edit_json, write_family
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
+from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.service import Service
@@ -34,7 +37,8 @@ ASKED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "a prompt beside a type": ({"prompt_name": "document", "input_type": "query"}, "retrieval_passage", DOCUMENT),
     "a prompt beside a task": ({"prompt_name": "document", "task": "retrieval.query"}, "retrieval_query", DOCUMENT),
     "an own prompt": ({"task": "retrieval.query", "prompt": "find "}, "retrieval_query", "find "),
-    "a task without an adapter": ({"task": "code.query"}, None, ""),
+    "vLLM's task of the route": ({"task": "embed"}, None, ""),
+    "Cohere's type without an adapter": ({"input_type": "clustering"}, None, ""),
 }
 """Fields, the adapter's folder, and the prompt."""
 
@@ -75,9 +79,73 @@ async def test_the_task_selects_the_adapter_and_its_prompt(tmp_path: Path, recor
             for task, prompt in (("retrieval_query", QUERY), ("retrieval_passage", DOCUMENT))
         ]
         assert scores.json()["data"][0]["score"] == pytest.approx(float(sides[0] @ sides[1]), abs=1e-5)
-        refused = await client.post("/v1/embeddings", json={"input": TEXT, "task": "nothing"})
-        assert refused.status_code == 400
+        for task in ("nothing", "code.query"):
+            refused = await client.post("/v1/embeddings", json={"input": TEXT, "task": task})
+            assert refused.status_code == 400
+            assert "retrieval-passage" in refused.json()["error"]["message"], "it names the model's tasks"
     record_agreement("jina-embeddings-v3, adapter by task", "embed", "PEFT", largest)
+
+
+JINA_V5_TASKS = ("retrieval", "text-matching", "clustering", "classification")
+JINA_V5_PROMPTS = {"query": QUERY, "document": DOCUMENT}
+ASKED_OF_V5: dict[str, tuple[dict[str, Any], str, str]] = {
+    "nothing": ({}, "retrieval", DOCUMENT),
+    "a query": ({"task": "retrieval.query"}, "retrieval", QUERY),
+    "a passage": ({"task": "retrieval.passage"}, "retrieval", DOCUMENT),
+    "a query by Voyage's name": ({"input_type": "query"}, "retrieval", QUERY),
+    "another task": ({"task": "clustering"}, "clustering", DOCUMENT),
+    "a task and a prompt": ({"task": "text-matching", "prompt_name": "query"}, "text-matching", QUERY),
+    "Cohere's type": ({"input_type": "classification"}, "classification", DOCUMENT),
+}
+"""Fields, the adapter's folder, and the prompt: as the published code, which refuses requests without a task."""
+
+
+def write_jina_v5(folder: Path, family: str) -> Path:
+    """Write a folder as published, and beside it the same weights as the oracle reads them; return that."""
+    oracle = write_family(folder.parent / f"{folder.name}_oracle", family, as_published=False)
+    shutil.copytree(oracle, folder)
+    config = read_json(folder / "config.json")
+    own = {"mask_token_id": 4} if family == "eurobert" else {"head_dim": config["head_dim"]}
+    config |= own | {
+        "model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"], "task_names": JINA_V5_TASKS,
+        "auto_map": {
+            "AutoConfig": "configuration_jina_embeddings_v5.JinaEmbeddingsV5Config",
+            "AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model",
+        },
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"}
+    write_json(folder / "modules.json", [module | {"kwargs": ["task", "truncate_dim"]}])
+    prompts = {"prompts": JINA_V5_PROMPTS, "default_prompt_name": "document", "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", prompts)
+    (folder / "sentence_bert_config.json").unlink()
+    for seed, task in enumerate(JINA_V5_TASKS):
+        write_lora(folder / "adapters" / task, oracle, seed, init_lora_weights="gaussian")
+    return oracle
+
+
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(
+    tmp_path: Path, record_agreement, trust_remote_code: bool
+):
+    oracles = {name: write_jina_v5(tmp_path / name, name) for name in ("qwen3", "eurobert")}
+    config = config_of(tmp_path / "qwen3")
+    config = evolve(
+        config,
+        models=tuple(f"{name}={tmp_path / name}" for name in oracles),
+        loading=evolve(config.loading, trust_remote_code=trust_remote_code),
+    )
+    service = Service(config)
+    async with running(service), listening(service) as url, client_of(url) as client:
+        for name, oracle in oracles.items():
+            largest = 0.0
+            for fields, task, prompt in ASKED_OF_V5.values():
+                (expected,) = vectors_by_peft(oracle, tmp_path / name / "adapters" / task, [TEXT], prompt=prompt)
+                answer = await client.post("/v1/embeddings", json={"model": name, "input": TEXT, **fields})
+                found = np.array(answer.json()["data"][0]["embedding"], np.float32)
+                largest = max(largest, float(np.abs(found - expected).max()))
+            assert largest <= 1e-5
+            record_agreement(f"jina-embeddings-v5 ({name}), adapter by task", "embed", "PEFT", largest)
 
 
 def test_a_folder_without_prompts_has_those_of_the_model_s_card(tmp_path: Path):

@@ -19,7 +19,7 @@ from trio_pool_serve.models.files.chat_template import (
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.known_keys import require
-from trio_pool_serve.models.files.native_configs import native_config, native_of
+from trio_pool_serve.models.files.native_configs import native_config, native_of, replaced_module
 from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
@@ -128,7 +128,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
 
 
 def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
-    runs_code = config.trust_remote_code and "auto_map" in files.config
+    runs_code = config.trust_remote_code and "auto_map" in files.config and replaced_module(files.config) is None
     place = str(files.transformer_path / "config.json")
     native = None if runs_code else native_of(place, files.config)
     if native is not None:

@@ -69,13 +69,16 @@ class Model:
             await self.engine.submit_all(requests, rows_done)
 
     def adapter_of(self, rendering: RenderingParams) -> Adapter | None:
-        """Return the adapter of rows that are rendered that way: the request's own, or that of their task."""
+        """Return the adapter of rows that are rendered that way: the request's own, or that of their task.
+
+        Without a task it is that of retrieval, if there is one for both sides, as in vLLM.
+        """
         if self.adapter is not None or not self.task_adapters:
             return self.adapter
         return (
             of_task(self.task_adapters, rendering.task)
             or of_task(self.task_adapters, SIDES.get(rendering.task))
-            or of_task(self.task_adapters, SIDES.get(rendering.input_type))
+            or of_task(self.task_adapters, SIDES.get(rendering.input_type, "retrieval"))
         )
 
     def label(self, index: int) -> str:

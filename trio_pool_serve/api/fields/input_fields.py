@@ -211,7 +211,7 @@ def with_input_type(
     prompts = model.folder.prompts
     if input_type not in {*INPUT_TYPES, *others, *prompts} and of_task(model.task_adapters, input_type) is None:
         own = f", or a prompt of the model: {', '.join(sorted(prompts))}" if prompts else ""
-        known = ", ".join(sorted({*INPUT_TYPES, *others}))
+        known = ", ".join(sorted({*INPUT_TYPES, *others, *model.task_adapters}))
         raise InvalidRequestError(f"{param} must be one of {known}{own}; not {quoted(input_type)}.", param=param)
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None

@@ -13,7 +13,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
-from trio_pool_serve.models.files.native_configs import Native
+from trio_pool_serve.models.files.native_configs import Native, replaced_module
 
 
 @frozen(kw_only=True)
@@ -120,7 +120,7 @@ class FolderFiles:
         """The pooling type that ``config`` itself declares, as Llama Nemotron's does; ``None`` if it does not."""
         if self.native is None or not self.native.pooling:
             return None
-        return self.native.pooling[self.config.get("pooling", "avg")]
+        return self.native.pooling[self.config["pooling"]]
 
     def require_task(self, wanted: str) -> None:
         """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""
@@ -252,12 +252,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
-    """Return the modules of a sentence-transformers folder, ``()`` for a bare transformer."""
+    """Return the modules of a sentence-transformers folder, ``()`` for a bare transformer or a replaced module."""
     listing = path / "modules.json"
     if not listing.is_file():
         return ()
+    replaced = replaced_module(read_json(path / "config.json"))
     try:
-        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in json.loads(read_text(listing)))
+        entries = json.loads(read_text(listing))
+        if [entry["type"] for entry in entries] == [replaced]:
+            return ()
+        modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
     if not modules or modules[0].name not in (*TRANSFORMERS, STATIC, "Router"):

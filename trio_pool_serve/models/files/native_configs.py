@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import ModelLoadError
 
@@ -28,7 +28,9 @@ class Native:
     fixed: Mapping[str, Any] = Factory(dict)
     """Keys that a published file lacks, and their values."""
     pooling: Mapping[str, str] = Factory(dict)
-    """The pooling type for each value of the published key ``pooling``; empty if there is no such key."""
+    """The pooling type for each value of the key ``pooling``; empty if there is no such key."""
+    module: str | None = None
+    """The class in modules.json whose published code computes the transformer, its pooling and the norm."""
     prompts: Mapping[str, str] = Factory(dict)
     """The prompts of the model's card, for folders whose files have none."""
     pair_template: str | None = None
@@ -44,6 +46,15 @@ GTE = Native(
     added={"max_position_embeddings": 2048, "rope_theta": 10000.0},
 )  # fmt: skip
 """Alibaba's ``new-impl``, whose defaults differ from those of transformers' class."""
+
+JINA_V5 = Native(
+    model_type="qwen3",
+    added={"pooling": "last"},
+    pooling={"last": "lasttoken"},
+    module="custom_st.Transformer",
+    prompts={"query": "Query: ", "document": "Document: "},
+)
+"""jina-embeddings-v5-text-small."""
 
 NATIVE: Mapping[str, Native] = {
     "nomic_bert": Native(
@@ -62,9 +73,11 @@ NATIVE: Mapping[str, Native] = {
         added={"max_position_embeddings": 2048},
     ),
     "new": GTE,
+    "jina_embeddings_v5": JINA_V5,
     "llama_bidirec": Native(
         model_type="llama",
         assumed={"temperature": 1},
+        added={"pooling": "avg"},
         fixed={"is_causal": False},
         pooling={"avg": "mean", "cls": "cls", "last": "lasttoken"},
         prompts={"query": "query: ", "document": "passage: "},
@@ -75,6 +88,12 @@ NATIVE: Mapping[str, Native] = {
     ),
 }  # fmt: skip
 """By published model type."""
+
+
+def replaced_module(config: Mapping[str, Any]) -> str | None:
+    """Return the class of published code that is never run, because transformers' class computes the same."""
+    native = NATIVE.get(str(config.get("model_type")))
+    return None if native is None else native.module
 
 
 def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
@@ -89,7 +108,11 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
             "jinaai/jina-embeddings-v3-hf is jina-embeddings-v3 as transformers' own class; other models need "
             "--trust-remote-code."
         )
-    native = GTE if model_type == "gte" and "auto_map" in config else NATIVE.get(model_type)
+    native = NATIVE.get(model_type)
+    if model_type == "gte" and "auto_map" in config:
+        native = GTE
+    elif native is JINA_V5 and "mask_token_id" in config:
+        native = evolve(JINA_V5, model_type="eurobert")  # jina-embeddings-v5-text-nano
     if native is None:
         return None
     for name, value in native.assumed.items():
@@ -97,7 +120,7 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
             raise ModelLoadError(
                 f"{place}: {name} is {config[name]!r}, but transformers' own class would compute with {value!r}."
             )
-    if native.pooling and config.get("pooling", "avg") not in [*native.pooling]:
+    if native.pooling and config.get("pooling", native.added["pooling"]) not in [*native.pooling]:
         raise ModelLoadError(
             f"{place}: pooling is {config['pooling']!r}, which is not supported; {', '.join(native.pooling)} are."
         )
