@@ -57,7 +57,7 @@ class TokenTable:
         total = np.zeros(self.width, dtype=np.float32)
         for begin in range(0, len(token_ids), AT_ONCE):
             part = token_ids[begin : begin + AT_ONCE]
-            vectors = self.rows[part if self.mapping is None else self.mapping[part]]
+            vectors = self.rows.take(part if self.mapping is None else self.mapping[part], axis=0)
             if self.weights is None:
                 total += vectors.sum(axis=0, dtype=np.float32)
             else:

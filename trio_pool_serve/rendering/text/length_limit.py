@@ -6,7 +6,7 @@ Whether a request allows it is decided by ``rendering_params`` in ``tasks/input_
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
-from trio_pool_serve.rendering.text.tokenizer import Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
 
 
 def encode_input(
@@ -18,13 +18,19 @@ def encode_input(
     kind: str = "special",
     *,
     positions: bool = False,
+    encoded: Encoded | None = None,
 ) -> tuple[Excerpt, int]:
     """Tokenise enough of an input; return also how many tokens of it are kept besides ``taken`` ones of a kind.
+
+    ``encoded`` are the tokens of all of it, if they are known.
 
     Raises ``ContextLengthError`` if the input is too long and must not be truncated, and as ``available_tokens``.
     """
     keep = available_tokens(params, max_model_len, taken, kind)
-    excerpt = encode_excerpt(tokenizer, text, keep, params.truncation_side, positions=positions)
+    if encoded is not None:
+        excerpt = Excerpt(encoded, is_whole=True)
+    else:
+        excerpt = encode_excerpt(tokenizer, text, keep, params.truncation_side, positions=positions)
     if params.truncate_to is None and not excerpt.fits(keep):
         length = excerpt.tokens + taken
         raise too_long(f"{length}" if excerpt.is_whole else f"more than {length}", max_model_len)

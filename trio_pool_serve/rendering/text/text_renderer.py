@@ -13,7 +13,7 @@ from attrs import Factory, define, evolve, field
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
-from trio_pool_serve.rendering.text.excerpt import encode_excerpt
+from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt
 from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat, shorten
 from trio_pool_serve.rendering.text.length_limit import encode_input, too_long
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
@@ -52,15 +52,18 @@ class TextRenderer:
     )
     """Counts an instruction, and remembers it."""
 
-    def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
-        """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+    def render(self, prompt: PlainPrompt, params: RenderingParams, encoded: Encoded | None = None) -> RenderedPrompt:
+        """Return the model input; ``encoded`` are the tokens of a text, if they are known.
+
+        Raises ``ContextLengthError`` or ``InvalidRequestError``.
+        """
         if self.routes:
             own, params = self._of_route(params)
             return msgspec.structs.replace(own.render(prompt, params), route=own.route)
         if isinstance(prompt, TokensPrompt):
             return self.render_tokens(prompt, params)
         if not isinstance(prompt, PairPrompt):
-            return self._render_text(prompt, params)
+            return self._render_text(prompt, params, encoded)
         with self.tokenizers.lend() as tokenizer, _unicode_errors():
             rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
         if len(rendered.token_ids) == 0:
@@ -72,25 +75,46 @@ class TextRenderer:
 
         Several at once, because a thread hop takes as long as rendering one short text.
         """
-        rows = []
-        for prompt, params, in_windows in prompts:
+        rows, known = [], self._encode_short(prompts)
+        for index, (prompt, params, in_windows) in enumerate(prompts):
             try:
                 if in_windows and isinstance(prompt, TextPrompt):
-                    rows.append(self.render_windows(prompt, params))
+                    rows.append(self.render_windows(prompt, params, known.get(index)))
                 else:
-                    rows.append([self.render(prompt, params)])
+                    rows.append([self.render(prompt, params, known.get(index))])
             except InvalidRequestError as error:
                 error.prompt = prompt
                 raise
         return rows
 
-    def render_windows(self, prompt: TextPrompt, params: RenderingParams) -> list[RenderedPrompt]:
-        """Return one row, or one for each window of a text that is too long. Raises as ``render``."""
+    def _encode_short(self, prompts: Sequence[PromptToRender]) -> Mapping[int, Encoded]:
+        """Return the tokens of the short texts among several prompts, by index.
+
+        All in one call: threads that take the interpreter lock again after each text mostly wait for each other.
+        """
+        texts = {
+            index: text
+            for index, (prompt, params, _) in enumerate(prompts)
+            if isinstance(prompt, TextPrompt) and params.max_text_tokens is None
+            if len(text := self.text_format.prefix + params.instruction + prompt.text) <= ALWAYS_READ
+        }
+        if len(texts) < 2 or self.routes:
+            return {}
+        with self.tokenizers.lend() as tokenizer:
+            try:
+                return dict(zip(texts, tokenizer.encode_all([*texts.values()]), strict=True))
+            except UnicodeError:
+                return {}  # one by one, for the error to name its prompt
+
+    def render_windows(
+        self, prompt: TextPrompt, params: RenderingParams, encoded: Encoded | None = None
+    ) -> list[RenderedPrompt]:
+        """Return one row, or one for each window of a text that is too long. Arguments and errors as ``render``."""
         if self.routes:
             own, params = self._of_route(params)
             return [msgspec.structs.replace(row, route=own.route) for row in own.render_windows(prompt, params)]
         try:
-            return [self._render_text(prompt, params)]
+            return [self._render_text(prompt, params, encoded)]
         except ContextLengthError:
             pass
         with self.tokenizers.lend() as tokenizer:
@@ -154,7 +178,9 @@ class TextRenderer:
             )
         return self.text_format.finish(ids.astype(np.int32), params.input_type)
 
-    def _render_text(self, prompt: TextPrompt | ChunkedPrompt, params: RenderingParams) -> RenderedPrompt:
+    def _render_text(
+        self, prompt: TextPrompt | ChunkedPrompt, params: RenderingParams, encoded: Encoded | None
+    ) -> RenderedPrompt:
         params, most = self.text_format.limited(params, self.max_model_len)
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
@@ -162,8 +188,9 @@ class TextRenderer:
             before = self.text_format.prefix + params.instruction
             with _unicode_errors():
                 text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
+                is_chunked = isinstance(prompt, ChunkedPrompt)
                 excerpt, keep = encode_input(
-                    tokenizer, text, params, most, special, positions=isinstance(prompt, ChunkedPrompt)
+                    tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded
                 )
             is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
             positions = None
@@ -243,6 +270,9 @@ def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: 
         return alone, tokenizer.encode(text)
     return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
 
+
+ALWAYS_READ = MARGIN_TOKENS * CHARACTERS_PER_TOKEN
+"""Characters of a text that are tokenised even if hardly any of its tokens are kept."""
 
 MAX_WINDOWS = 512
 """Per text. Each is a row in the queue, and their vectors are combined on the event loop."""

@@ -88,6 +88,10 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         """Tokenise without special tokens; with ``positions`` for ``finish_with_positions`` and ``beginning``."""
 
+    def encode_all(self, texts: Sequence[str]) -> Sequence[Encoded]:
+        """Tokenise several texts as ``encode``, which fails for all if it fails for one."""
+        return list(map(self.encode, texts))
+
     @abstractmethod
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
