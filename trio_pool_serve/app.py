@@ -187,7 +187,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         responder.respond_all,
         responder.paths,
         # In any state of the model.
-        lambda name, among: app.service.models.find(name, among=among).source.name,
+        lambda name, among: app.service.models.own_name(name, among=among),
         app.service.api_keys.usage_by_batches,
     )
     app.service.batches.connect(routes, serve_forwarded(app))

@@ -567,6 +567,36 @@ def write_family(
     return folder
 
 
+JINA_V5_TASKS = ("retrieval", "text-matching", "clustering", "classification")
+JINA_V5_PROMPTS = {"query": "Query: ", "document": "Document: "}
+
+
+def write_jina_v5(
+    folder: Path, family: str, prompts: Mapping[str, str] = JINA_V5_PROMPTS, *, as_published: bool = True
+) -> Path:
+    """Write jina-embeddings-v5, small (``qwen3``) or nano (``eurobert``), without its adapters.
+
+    Unless ``as_published``, as the oracle reads it.
+    """
+    write_family(folder, family, as_published=False)
+    (folder / "sentence_bert_config.json").unlink()
+    of_default = {"default_prompt_name": "document"} if as_published else {}
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, **of_default})
+    if not as_published:
+        return folder
+    published = {
+        "model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"], "task_names": JINA_V5_TASKS,
+        "auto_map": {
+            "AutoConfig": "configuration_jina_embeddings_v5.JinaEmbeddingsV5Config",
+            "AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model",
+        },
+    } | ({"mask_token_id": 4} if family == "eurobert" else {})  # fmt: skip
+    edit_json(folder / "config.json", lambda config: config.update(published))
+    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"}
+    write_json(folder / "modules.json", [module | {"kwargs": ["task", "truncate_dim"]}])
+    return folder
+
+
 def write_weighted_layers(
     folder: Path, name: str, weights: Module | None = None, *, has_hidden_states: object = True
 ) -> Path:

@@ -38,6 +38,7 @@ from tests.models.model_families import (
     pooling,
     qwen3_tokenizer,
     write_family,
+    write_jina_v5,
     write_model,
     write_modules,
     xlm_roberta_tokenizer,
@@ -92,6 +93,11 @@ def of_family(name: str, tokenizer: Callable[[], Any] = bert_tokenizer) -> Layou
     return Layout(tokenizer, FAMILIES[name].modules, published, native)
 
 
+def of_jina_v5(family: str) -> Layout:
+    published, native = (partial(write_jina_v5, family=family, as_published=own) for own in (True, False))
+    return Layout(FAMILIES[family].tokenizer, write=published, oracle=native)
+
+
 LOGIT_SCORE = Module(
     type="sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
     config={"true_token_id": 9693, "false_token_id": 2152, "module_input_name": "causal_logits"},
@@ -126,6 +132,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "Alibaba-NLP/gte-large-en-v1.5": of_family("gte_without_scaling"),
     "Alibaba-NLP/gte-multilingual-base": of_family("gte", xlm_roberta_tokenizer),
     "nvidia/llama-nemotron-embed-1b-v2": of_family("llama-nemotron"),
+    "jinaai/jina-embeddings-v5-text-small": of_jina_v5("qwen3"),
+    "jinaai/jina-embeddings-v5-text-nano": of_jina_v5("eurobert"),
     "jinaai/jina-embeddings-v2-base-en": Layout(modules=(MEAN,)),
     "BAAI/bge-reranker-base": of_xlm_roberta(),
     "BAAI/bge-reranker-v2-m3": of_xlm_roberta(),

@@ -14,7 +14,7 @@ from tests.scripted_runner import ScriptedRunner, described
 from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelConfig, ModelTables, NetworkConfig
-from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.errors import AdapterError, ConflictError, ModelLoadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.adapter_changes import add_adapter
 from trio_pool_serve.serving.served_adapter import ServedAdapter
@@ -105,6 +105,9 @@ async def test_an_adapter_that_cannot_be_applied_does_not_fail_the_load_of_its_m
 async def test_names_are_of_one_model_or_adapter(live):
     assert (await live.load("b", aliases=["bee"])).status_code == 200
     assert (await add(live, "law")).status_code == 200
+    names = {name: live.service.models.own_name(name, among=None) for name in ("a", "bee", "law", None)}
+    assert names == {"a": "a", "bee": "b", "law": "law", None: "a"}, "a batch is for one of these"
+    assert live.service.models.own_name(None, among={"law"}) == "law"
     for taken in ("a", "bee", "law"):
         assert (await add(live, taken, folder="art")).status_code == 409
     assert (await live.load("c", name="law")).status_code == 409
@@ -112,7 +115,11 @@ async def test_names_are_of_one_model_or_adapter(live):
     assert (await add(live, "x", folder="art", parent="law")).json()["error"]["param"] == "parent"
     assert (await add(live, "x", folder="art", parent="nobody")).status_code == 404
     assert (await add(live, "x", folder="art", dtype="float32")).status_code == 400
-    assert (await add(live, "*", folder="art")).status_code == 400
+    for unnamed in ("*", " ", "x ", "x\ny"):
+        assert (await add(live, unnamed, folder="art")).status_code == 400
+        assert (await live.load("c", name=unnamed)).status_code == 400
+        assert (await lora(live, "load", lora_name=unnamed, lora_path=str(live.folder / "art")))[0] == 400
+    assert '"parent": "MODEL"}' in (await add(live, "", folder="art")).json()["error"]["message"]
     assert (await add(live, "art", parent="bee")).json()["parent"] == "b"
     assert (await live.unload("b")).status_code == 200
     assert (await live.embed("art")).status_code == 404, "adapters leave with their model"
@@ -134,9 +141,10 @@ async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path
             headers = {"authorization": f"Bearer {key}"}
             listed = (await live.client.get("/v1/models", headers=headers)).json()["data"]
             assert [card["id"] for card in listed] == [mine]
-            for name, status in ((mine, 200), (other, 404)):
-                body = {"input": "hello", "model": name}
+            for name, status in ((mine, 200), (other, 404), (None, 200)):
+                body = {"input": "hello"} | ({} if name is None else {"model": name})
                 answer = await live.client.post("/v1/embeddings", json=body, headers=headers)
+                assert status == 404 or last_adapter(live) == (None if mine == "a" else mine)
                 assert (answer.status_code, f"This server has: {mine}." in answer.text) == (status, status == 404)
 
 
@@ -221,6 +229,30 @@ async def test_an_adapter_is_there_once_it_is_checked(live):
         runner.gate.set()
     assert answers[0].status_code == 409, "it was unloaded before it was loaded"
     assert "law" not in await live.states()
+
+
+async def test_of_two_loads_in_place_the_one_that_finishes_first_remains(live):
+    assert (await add(live, "law")).status_code == 200
+    served, models = live.service.served["a"], live.service.models
+    (runner,) = live.loader.runners["a"]
+    runner.gate.clear()
+    found: dict[str, object] = {}
+
+    async def load(name: str) -> None:
+        try:
+            found[name] = await add_adapter(models, "a", ServedAdapter("law", str(live.folder / name)), replaces=True)
+        except ConflictError as error:
+            found[name] = str(error)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("art", "law"):
+            nursery.start_soon(load, name)
+        await until(lambda: served.engine.statistics().queued_rows == 1)
+        runner.gate.set()
+    kept, late = ("art", "law") if found["art"] is served else ("law", "art")
+    assert found == {kept: served, late: "The adapter `law` has been unloaded or replaced before it was loaded."}
+    await live.embed("law")
+    assert last_adapter(live) == kept
 
 
 async def test_a_request_that_is_cancelled_adds_no_adapter(live):

@@ -1,6 +1,5 @@
 """A model with adapters for its tasks: the request's task selects one, and its prompt."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from tests.conftest import client_of, listening, running
 from tests.model_folders import write_json
 from tests.models.adapter_folders import write_adapter
 from tests.models.lora_adapters import vectors_by_peft, write_lora
-from tests.models.model_families import TEXTS, edit_json, write_family
+from tests.models.model_families import JINA_V5_TASKS, TEXTS, edit_json, write_family, write_jina_v5
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
-from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.service import Service
@@ -86,8 +84,6 @@ async def test_the_task_selects_the_adapter_and_its_prompt(tmp_path: Path, recor
     record_agreement("jina-embeddings-v3, adapter by task", "embed", "PEFT", largest)
 
 
-JINA_V5_TASKS = ("retrieval", "text-matching", "clustering", "classification")
-JINA_V5_PROMPTS = {"query": QUERY, "document": DOCUMENT}
 ASKED_OF_V5: dict[str, tuple[dict[str, Any], str, str]] = {
     "nothing": ({}, "retrieval", DOCUMENT),
     "a query": ({"task": "retrieval.query"}, "retrieval", QUERY),
@@ -100,35 +96,16 @@ ASKED_OF_V5: dict[str, tuple[dict[str, Any], str, str]] = {
 """Fields, the adapter's folder, and the prompt: as the published code, which refuses requests without a task."""
 
 
-def write_jina_v5(folder: Path, family: str) -> Path:
-    """Write a folder as published, and beside it the same weights as the oracle reads them; return that."""
-    oracle = write_family(folder.parent / f"{folder.name}_oracle", family, as_published=False)
-    shutil.copytree(oracle, folder)
-    config = read_json(folder / "config.json")
-    own = {"mask_token_id": 4} if family == "eurobert" else {"head_dim": config["head_dim"]}
-    config |= own | {
-        "model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"], "task_names": JINA_V5_TASKS,
-        "auto_map": {
-            "AutoConfig": "configuration_jina_embeddings_v5.JinaEmbeddingsV5Config",
-            "AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model",
-        },
-    }  # fmt: skip
-    write_json(folder / "config.json", config)
-    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"}
-    write_json(folder / "modules.json", [module | {"kwargs": ["task", "truncate_dim"]}])
-    prompts = {"prompts": JINA_V5_PROMPTS, "default_prompt_name": "document", "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", prompts)
-    (folder / "sentence_bert_config.json").unlink()
-    for seed, task in enumerate(JINA_V5_TASKS):
-        write_lora(folder / "adapters" / task, oracle, seed, init_lora_weights="gaussian")
-    return oracle
-
-
 @pytest.mark.parametrize("trust_remote_code", [False, True])
 async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(
     tmp_path: Path, record_agreement, trust_remote_code: bool
 ):
-    oracles = {name: write_jina_v5(tmp_path / name, name) for name in ("qwen3", "eurobert")}
+    oracles = {}
+    for name in ("qwen3", "eurobert"):
+        oracles[name] = write_jina_v5(tmp_path / f"{name}_oracle", name, as_published=False)
+        folder = write_jina_v5(tmp_path / name, name, {"query": QUERY, "document": DOCUMENT})
+        for seed, task in enumerate(JINA_V5_TASKS):
+            write_lora(folder / "adapters" / task, oracles[name], seed, init_lora_weights="gaussian")
     config = config_of(tmp_path / "qwen3")
     config = evolve(
         config,
@@ -180,6 +157,13 @@ def test_an_adapter_that_is_merged_is_not_one_of_a_task(tmp_path: Path):
     for name in ("separation", ADAPTER):
         write_adapter(tmp_path / name)
     assert read_task_adapters(tmp_path, {"model_type": "jina_embeddings_v3"}) == {"separation": tmp_path / "separation"}
+
+
+def test_two_adapters_of_one_task_are_refused(tmp_path: Path):
+    for name in ("retrieval.query", "retrieval_query"):
+        write_adapter(tmp_path / "adapters" / name)
+    with pytest.raises(ModelLoadError, match=r"two adapters for one task: \['retrieval.query', 'retrieval_query'\]"):
+        read_task_adapters(tmp_path, {"model_type": "qwen3"})
 
 
 async def test_an_adapter_of_a_task_that_does_not_fit_is_refused_at_load(tmp_path: Path):

@@ -46,7 +46,7 @@ async def add_adapter(
                 del served.adapters[adapter.name]
             raise
     if models.named(adapter.name) is not served or served.adapters[adapter.name] is not before:
-        raise ConflictError(f"The adapter `{adapter.name}` has been unloaded before it was loaded.")
+        raise ConflictError(f"The adapter `{adapter.name}` has been unloaded or replaced before it was loaded.")
     served.adapters[adapter.name] = adapter
     logger.info("%s: added the adapter %s", served.source.name, adapter.name)
     return served

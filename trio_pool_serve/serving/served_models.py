@@ -205,27 +205,39 @@ class ServedModels:
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
         """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
 
+        The default is the first model; if ``among`` has names of adapters only, the first of those.
+
         ``among`` limits the names, if given: one of a model's own allows all of those, but no adapter. If a model has
         ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there is no other.
         Raises ``NotFoundError``.
         """
         models = self.among(among)
-        if name:
-            served = self.named(name) or self.named(ANY_NAME)
-        else:
-            served = next((model for model in models if not model.is_leaving), next(iter(models), None))
+        name = name or self._default_name(among)
+        served = None if name is None else self.named(name) or self.named(ANY_NAME)
         if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
             adapters = [adapter.name for _, adapter in self.adapters_among(among)]
             known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
             raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
         return served
 
+    def _default_name(self, among: Collection[str] | None) -> str | None:
+        models = self.among(among)
+        served = next((model for model in models if not model.is_leaving), next(iter(models), None))
+        if served is None:
+            return next((adapter.name for _, adapter in self.adapters_among(among)), None)
+        return served.source.name
+
+    def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
+        """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""
+        served, name = self.find(name, among=among), name or self._default_name(among)
+        return name if name in served.adapters else served.source.name
+
     def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
         """Begin a use of a model, for ``loaded``. Raises ``NotFoundError``."""
         served = self.find(name, among=among)
         if served.is_leaving:
             raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
-        return ModelUse(served, None if name is None else served.adapters.get(name))
+        return ModelUse(served, served.adapters.get(self.own_name(name, among=among)))
 
     def loaded_nowait(self, served: ServedModel) -> Model | None:
         """Return a model if it is loaded, else ``None``.

@@ -13,10 +13,12 @@ from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.adapters import (
     MAX_BODY_BYTES,
     MAX_NAME_CHARACTERS,
+    PRINTABLE,
     Location,
     Name,
     NewAdapter,
     adapter_object,
+    are_printable,
     load_adapter,
 )
 from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
@@ -212,11 +214,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
             ),
             (name == ANY_NAME, "name", "`*` stands for all other names: it can be one of `aliases` only."),
             (len(set(names)) < len(names), "aliases", "Two of the model's names are the same."),
-            (
-                not "".join([self.model, *names]).isprintable(),
-                "name",
-                "Names and paths consist of printable characters.",
-            ),
+            (not are_printable(self.model, *names), "name", PRINTABLE),
             (
                 "adapter" in settings,
                 "adapter",
@@ -259,15 +257,17 @@ def model_change_routes(service: Service) -> Routes:
         """
         service.require_changes()
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        expected = '{"model": "PATH OR HUB ID"}'
         try:
             fields = msgspec.json.decode(body, type=dict[str, Any])
             if "parent" in fields:
+                expected = '{"model": "PATH OR HUB ID", "name": "NAME", "parent": "MODEL"}'
                 served, adapter = await load_adapter(service, request, msgspec.convert(fields, NewAdapter))
                 return HttpResponse.json(card_of(service, served, adapter.name))
             settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
             source = msgspec.convert(fields, LoadRequest).source(settings, service.config.loading)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f'The body is not {{"model": "PATH OR HUB ID"}}: {error}.') from error
+            raise InvalidRequestError(f"The body is not {expected}: {error}.") from error
         if request.models is not None and request.models.isdisjoint(source.names):
             raise PermissionDeniedError(f"The API key may not use a model `{source.name}`.")
         try:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from trio_pool_serve.models.files.adapter_files import CONFIG
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
+from trio_pool_serve.models.files.known_keys import require
 
 T = TypeVar("T")
 
@@ -26,9 +27,15 @@ SIDES: Mapping[str | None, str] = {"query": "retrieval.query", "document": "retr
 
 
 def read_task_adapters(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Path]:
-    """Return the folders of the adapters that a model's folder has of its own, by task."""
+    """Return the folders of the adapters that a model's folder has of its own, by task.
+
+    Raises ``ModelLoadError`` if two are for one task.
+    """
     places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
-    return {_key(place.parent.name): place.parent for place in sorted(places) if place.parent.name != ADAPTER}
+    folders = [place.parent for place in sorted(places) if place.parent.name != ADAPTER]
+    found = {_key(path.name): path for path in folders}
+    require(len(found) == len(folders), f"{folder} has two adapters for one task: {[path.name for path in folders]}.")
+    return found
 
 
 def of_task(adapters: Mapping[str, T], task: str | None) -> T | None:
