@@ -57,7 +57,7 @@ def configure_process(service: Service, niceness: int = NICENESS) -> None:
     loaded.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are tokenised one at a time: 4 µs less for each
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # render threads are parallel: 4 µs less for each text
     if service.socket_folder is None:
         limit_openmp_spinning()
     prepare_for_loading()

@@ -1,5 +1,6 @@
 """Prompts to token ids: what is refused, what is cut, what is put in front."""
 
+import itertools
 import threading
 from functools import partial
 
@@ -14,11 +15,16 @@ from tests.model_folders import VOCABULARY, ids_of, numpy_file
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
-from trio_pool_serve.prompts import EmbedsPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
+from trio_pool_serve.prompts import ChunkedPrompt, EmbedsPrompt, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text.text_renderer import MAX_KNOWN_INSTRUCTIONS, TextRenderer
+from trio_pool_serve.rendering.text.text_renderer import (
+    ALWAYS_READ,
+    MAX_KNOWN_INSTRUCTIONS,
+    PromptToRender,
+    TextRenderer,
+)
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, TokenizerPool
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
@@ -84,6 +90,41 @@ async def test_texts_are_truncated_with_their_special_tokens_and_instructions(re
 
 TOO_LONG = r"context length is 64 tokens\. However, an input has {} tokens"
 NONE_LEFT = "Truncating to {} tokens leaves none for the input"
+
+
+async def test_several_texts_are_rendered_as_each_of_them_alone(renderer, monkeypatch):
+    together: list[list[str]] = []
+    encode_all = FastTokenizer.encode_all
+    monkeypatch.setattr(
+        FastTokenizer, "encode_all", lambda self, texts: together.append([*texts]) or encode_all(self, texts)
+    )
+    texts = ("hello", "", "hello", "w1 " * 400, words(9), *("w2" * n for n in (1, 600)))
+    settings = ({}, BARE, {"truncate_to": 5}, {"truncate_to": 5, **LEFT}, QUERY, {"max_text_tokens": 2})
+    prompts: list[PromptToRender] = [
+        (TextPrompt(text), RenderingParams(**({"truncate_to": 60} | params)), False)
+        for text, params in itertools.product(texts, settings)
+        if text or params != BARE
+    ]
+    others = (PairPrompt("hello", "world"), ChunkedPrompt("hello world", ((0, 5), (6, 11))), TokensPrompt(np.ones(3)))
+    prompts[3:3] = [
+        (TextPrompt(words(200)), RenderingParams(), True),
+        *((each, RenderingParams(), False) for each in others),
+    ]
+    several = await renderer.render_plain(prompts)
+    assert len(together[0]) > 20, "in one call"
+    assert max(map(len, together[0])) <= ALWAYS_READ
+    for prompt, rows in zip(prompts, several, strict=True):
+        (alone,) = await renderer.render_plain([prompt])
+        assert str(rows) == str(alone)
+        assert [row.token_ids.tolist() for row in rows] == [row.token_ids.tolist() for row in alone]
+
+
+async def test_the_text_that_is_refused_among_several_is_the_one_that_the_error_names(renderer):
+    wrong = TextPrompt("w1 \ud800")
+    prompts = [(prompt, RenderingParams(), False) for prompt in (TextPrompt("hello"), wrong, TextPrompt("world"))]
+    with pytest.raises(InvalidRequestError, match="not valid Unicode") as refused:
+        await renderer.render_plain(prompts)
+    assert refused.value.prompt is wrong
 
 
 @pytest.mark.parametrize(
