@@ -10,8 +10,8 @@ from typing import Any, get_args
 import numpy as np
 from attrs import frozen
 
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.runner.ward_clusters import ward_clusters
 from trio_pool_serve.types import Vectors
@@ -56,8 +56,7 @@ def read_token_pooling(module: ModuleFiles) -> TokenPooling:
         "tasks": (isinstance(tasks, list) and all(task in known for task in tasks), f"a list of {' and '.join(known)}"),
     }
     for key, (is_accepted, what) in accepted.items():
-        if not is_accepted:
-            raise ModelLoadError(f"{module.path / 'config.json'}: {key} is {config[key]!r}; it must be {what}.")
+        require(is_accepted, f"{module.path / 'config.json'}: {key} is {config.get(key)!r}; it must be {what}.")
     return TokenPooling(factor=factor, protected_tokens=protected, normalizes=normalizes, input_types=frozenset(tasks))
 
 

@@ -118,9 +118,8 @@ class FolderFiles:
     @property
     def own_pooling(self) -> str | None:
         """The pooling type that ``config`` itself declares, as Llama Nemotron's does; ``None`` if it does not."""
-        if self.native is None or not self.native.pooling:
-            return None
-        return self.native.pooling[self.config["pooling"]]
+        types = {} if self.native is None else self.native.pooling
+        return types[self.config.get("pooling", next(iter(types)))] if types else None
 
     def require_task(self, wanted: str) -> None:
         """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""

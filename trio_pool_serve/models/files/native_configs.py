@@ -12,6 +12,7 @@ from typing import Any
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 
 
 @frozen(kw_only=True)
@@ -28,7 +29,7 @@ class Native:
     fixed: Mapping[str, Any] = Factory(dict)
     """Keys that a published file lacks, and their values."""
     pooling: Mapping[str, str] = Factory(dict)
-    """The pooling type for each value of the key ``pooling``; empty if there is no such key."""
+    """The pooling type for each value of the key ``pooling``, whose default is the first; empty if there is none."""
     module: str | None = None
     """The class in modules.json whose published code computes the transformer, its pooling and the norm."""
     prompts: Mapping[str, str] = Factory(dict)
@@ -49,7 +50,6 @@ GTE = Native(
 
 JINA_V5 = Native(
     model_type="qwen3",
-    added={"pooling": "last"},
     pooling={"last": "lasttoken"},
     module="custom_st.Transformer",
     prompts={"query": "Query: ", "document": "Document: "},
@@ -77,7 +77,6 @@ NATIVE: Mapping[str, Native] = {
     "llama_bidirec": Native(
         model_type="llama",
         assumed={"temperature": 1},
-        added={"pooling": "avg"},
         fixed={"is_causal": False},
         pooling={"avg": "mean", "cls": "cls", "last": "lasttoken"},
         prompts={"query": "query: ", "document": "passage: "},
@@ -116,14 +115,12 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
     if native is None:
         return None
     for name, value in native.assumed.items():
-        if config.get(name, value) not in (value, None):
-            raise ModelLoadError(
-                f"{place}: {name} is {config[name]!r}, but transformers' own class would compute with {value!r}."
-            )
-    if native.pooling and config.get("pooling", native.added["pooling"]) not in [*native.pooling]:
-        raise ModelLoadError(
-            f"{place}: pooling is {config['pooling']!r}, which is not supported; {', '.join(native.pooling)} are."
-        )
+        found = config.get(name, value)
+        otherwise = f"{place}: {name} is {found!r}, but transformers' own class would compute with {value!r}."
+        require(found in (value, None), otherwise)
+    pooling = config.get("pooling", next(iter(native.pooling), None))
+    accepted = ", ".join(native.pooling)
+    require(not accepted or pooling in [*native.pooling], f"{place}: pooling is {pooling!r}; {accepted} are supported.")
     return native
 
 

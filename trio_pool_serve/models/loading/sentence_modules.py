@@ -12,7 +12,7 @@ from trio_pool_serve.models.files.pooled_modules import has_layers
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.model_kind import ModelFolder, pooling_modes
 from trio_pool_serve.runner.heads.classification import activation_named
-from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, LayerMean, Normalize, Pooler
+from trio_pool_serve.runner.heads.pooling import POOLING_TYPES, LayerMean, Normalize, Pooler, Truncate
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 
@@ -99,22 +99,10 @@ def layer_norm(files: ModuleFiles) -> nn.LayerNorm:
     return norm.float()
 
 
-class Truncate(nn.Module):
-    """sentence-transformers' ``truncate_dim``: the beginning of a vector, which is not normalised again."""
-
-    def __init__(self, files: ModuleFiles) -> None:
-        super().__init__()
-        self.dimensions = files.config["dimensions"]
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Map [rows, d] to [rows, at most ``dimensions``]."""
-        return rows[:, : self.dimensions]
-
-
 MODULES: Mapping[str, Callable[[ModuleFiles], nn.Module]] = {
     "Dense": Dense,
     "LayerNorm": layer_norm,
     "Normalize": lambda _: Normalize(),
-    "Truncate": Truncate,
+    "Truncate": lambda files: Truncate(files.config["dimensions"]),
 }
 """Module constructors by class name in ``modules.json``."""

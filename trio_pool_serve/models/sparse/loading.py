@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
@@ -13,7 +12,7 @@ from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.sparse import Sparse
 from trio_pool_serve.runner.forward_pass import Head
 from trio_pool_serve.runner.heads.pooling import Normalize, Pooler
-from trio_pool_serve.runner.heads.sparse import LatentHead, SparseLookupHead, SpladeHead
+from trio_pool_serve.runner.heads.sparse import LatentHead, SparseEncoding, SparseLookupHead, SpladeHead
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
@@ -49,7 +48,7 @@ def _load_autoencoder(folder: ModelFolder[Sparse], params: LoadingParams) -> Loa
     dense, k = load_pooler(modules, params.device), folder.spec.max_active_dims
     assert k is not None  # noqa: S101  (the module's own k is the default)
     normalize = [Normalize()] if dense.normalizes else []
-    encoder = SparseEncoding(last).to(params.device)
+    encoder = _read_encoding(last).to(params.device)
     pooler = Pooler(dense.pooling, [*dense.modules_after, *normalize, encoder]).eval()
     return LoadedModel(
         backbone=Backbone(load_checkpoint(folder, params)),
@@ -58,36 +57,20 @@ def _load_autoencoder(folder: ModelFolder[Sparse], params: LoadingParams) -> Loa
     )
 
 
-class SparseEncoding(nn.Module):
-    """The encoder of a SparseAutoEncoder, before all but the greatest latents are set to zero.
-
-    ``relu(W (x - pre_bias) + latent_bias)`` of a vector x, which is standardised first if the module's config says
-    ``normalize``: sentence-transformers' module of that name, after Gao et al., https://arxiv.org/abs/2406.04093.
-    """
-
-    def __init__(self, files: ModuleFiles) -> None:
-        super().__init__()
-        stored = read_weights(files.path)
-        # The weight is tied to the decoder's, and is stored once.
-        weight = stored.get("encoder.weight", stored.get("decoder.linear.weight"))
-        inputs, latents = files.config["input_dim"], files.config.get("hidden_dim", 512)
-        of_names = {
-            "decoder.linear.weight": (weight, (latents, inputs)),
-            "latent_bias": (stored.get("latent_bias"), (latents,)),
-            "pre_bias": (stored.get("pre_bias"), (inputs,)),
-        }
-        found = []
-        for name, (tensor, shape) in of_names.items():
-            if tensor is None or tensor.shape != shape:
-                what = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
-                raise ModelLoadError(f"{files.path}: {name} is {what}; its shape must be {list(shape)}.")
-            found.append(nn.Parameter(tensor.float(), requires_grad=False))
-        self.weight, self.latent_bias, self.pre_bias = found
-        self.standardises = bool(files.config.get("normalize"))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Map [rows, input_dim] to [rows, hidden_dim]."""
-        if self.standardises:
-            rows = rows - rows.mean(dim=-1, keepdim=True)
-            rows = rows / (rows.std(dim=-1, keepdim=True) + 1e-5)
-        return nn.functional.linear(rows - self.pre_bias, self.weight, self.latent_bias).relu()
+def _read_encoding(files: ModuleFiles) -> SparseEncoding:
+    stored = read_weights(files.path)
+    # The weight is tied to the decoder's, and is stored once.
+    weight = stored.get("encoder.weight", stored.get("decoder.linear.weight"))
+    inputs, latents = files.config["input_dim"], files.config.get("hidden_dim", 512)
+    of_names = {
+        "decoder.linear.weight": (weight, (latents, inputs)),
+        "latent_bias": (stored.get("latent_bias"), (latents,)),
+        "pre_bias": (stored.get("pre_bias"), (inputs,)),
+    }
+    found = []
+    for name, (tensor, shape) in of_names.items():
+        if tensor is None or tensor.shape != shape:
+            what = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise ModelLoadError(f"{files.path}: {name} is {what}; its shape must be {list(shape)}.")
+        found.append(tensor.float())
+    return SparseEncoding(*found, standardises=bool(files.config.get("normalize")))

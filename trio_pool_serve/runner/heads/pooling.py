@@ -48,6 +48,18 @@ class Normalize(nn.Module):
         return nn.functional.normalize(rows, dim=-1)
 
 
+class Truncate(nn.Module):
+    """sentence-transformers' ``truncate_dim``: the beginning of a vector, which is not normalised again."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = dimensions
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map [rows, d] to [rows, at most ``dimensions``]."""
+        return rows[:, : self.dimensions]
+
+
 class Pooler(nn.Module):
     """Pooling and the modules after it, in float32.
 

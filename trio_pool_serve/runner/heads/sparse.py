@@ -136,6 +136,28 @@ class SpladeHead:
         return weights.log1p() if self.log1p_twice else weights
 
 
+class SparseEncoding(nn.Module):
+    """The encoder of a sparse autoencoder, before all but the greatest latents are set to zero.
+
+    ``relu(W (x - pre_bias) + latent_bias)`` of a vector x, which is standardised first if ``standardises``:
+    sentence-transformers' SparseAutoEncoder, after Gao et al., https://arxiv.org/abs/2406.04093. ``weight`` W is
+    [latents, d], ``latent_bias`` [latents], ``pre_bias`` [d], all float32.
+    """
+
+    def __init__(self, weight: Tensor, latent_bias: Tensor, pre_bias: Tensor, *, standardises: bool) -> None:
+        super().__init__()
+        tensors = weight, latent_bias, pre_bias
+        self.weight, self.latent_bias, self.pre_bias = (nn.Parameter(each, requires_grad=False) for each in tensors)
+        self.standardises = standardises
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map [rows, d] to [rows, latents]."""
+        if self.standardises:
+            rows = rows - rows.mean(dim=-1, keepdim=True)
+            rows = rows / (rows.std(dim=-1, keepdim=True) + 1e-5)
+        return nn.functional.linear(rows - self.pre_bias, self.weight, self.latent_bias).relu()
+
+
 @frozen(eq=False)
 class LatentHead:
     """The head of ``SparseEmbed`` for sparse autoencoders, whose encoder is the last module of ``pooler``.
