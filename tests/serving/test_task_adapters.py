@@ -16,7 +16,7 @@ from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
-from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.folder import open_model_folder, read_model_folder
 from trio_pool_serve.service import Service
 
 TEXT = TEXTS[0]
@@ -157,6 +157,15 @@ def test_an_adapter_that_is_merged_is_not_one_of_a_task(tmp_path: Path):
     for name in ("separation", ADAPTER):
         write_adapter(tmp_path / name)
     assert read_task_adapters(tmp_path, {"model_type": "jina_embeddings_v3"}) == {"separation": tmp_path / "separation"}
+
+
+def test_a_merged_adapter_is_the_only_one(tmp_path: Path):
+    base = write_jina_v5(tmp_path / "jina", "qwen3")
+    for task in JINA_V5_TASKS:
+        write_lora(base / "adapters" / task, write_jina_v5(tmp_path / "oracle", "qwen3", as_published=False))
+    assert read_model_folder(base).task_adapters.keys() == {*JINA_V5_TASKS}
+    merged = open_model_folder(str(base / "adapters" / "clustering"), ModelConfig(adapter_base=str(base)))
+    assert (merged.task_adapters, merged.default_prompt_name) == ({}, "document")
 
 
 def test_two_adapters_of_one_task_are_refused(tmp_path: Path):

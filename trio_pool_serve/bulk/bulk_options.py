@@ -114,6 +114,9 @@ class OwnModelOptions:
         str | None, help_("Version of a model on the hub: a branch, a tag or a commit.", default="main")
     ] = None
     trust_remote_code: Annotated[bool, switch("Run Python code from the model's repository.")] = False
+    adapter_base: Annotated[
+        str | None, help_("Folder or hub id of the model that a LoRA adapter is for.", default="as the adapter says")
+    ] = None
     model_dtype: Annotated[Dtype, help_("Data type of weights and activations, as `--dtype` of `serve`.")] = field(
         default="auto", validator=in_(get_args(Dtype))
     )

@@ -142,7 +142,8 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
         )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
-    adapters = read_task_adapters(files.transformer_path, files.config)
+    is_merged = adapter_in(files.path) is not None
+    adapters = {} if is_merged else read_task_adapters(files.transformer_path, files.config)
     of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
     of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
