@@ -11,13 +11,14 @@ from tests.conftest import client_of, listening, running
 from tests.model_folders import write_json
 from tests.models.adapter_folders import write_adapter
 from tests.models.lora_adapters import vectors_by_peft, write_lora
-from tests.models.model_families import JINA_V5_TASKS, TEXTS, edit_json, write_family, write_jina_v5
+from tests.models.model_families import JINA_V5_TASKS, TEXTS, ServedModel, edit_json, write_family, write_jina_v5
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
 from trio_pool_serve.models.folder import open_model_folder, read_model_folder
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import Batch
 
 TEXT = TEXTS[0]
 QUERY, DOCUMENT = "q: ", "d: "
@@ -96,23 +97,15 @@ ASKED_OF_V5: dict[str, tuple[dict[str, Any], str, str]] = {
 """Fields, the adapter's folder, and the prompt: as the published code, which refuses requests without a task."""
 
 
-@pytest.mark.parametrize("trust_remote_code", [False, True])
-async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(
-    tmp_path: Path, record_agreement, trust_remote_code: bool
-):
+async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(tmp_path: Path, record_agreement):
     oracles = {}
     for name in ("qwen3", "eurobert"):
         oracles[name] = write_jina_v5(tmp_path / f"{name}_oracle", name, as_published=False)
         folder = write_jina_v5(tmp_path / name, name, {"query": QUERY, "document": DOCUMENT})
         for seed, task in enumerate(JINA_V5_TASKS):
             write_lora(folder / "adapters" / task, oracles[name], seed, init_lora_weights="gaussian")
-    config = config_of(tmp_path / "qwen3")
-    config = evolve(
-        config,
-        models=tuple(f"{name}={tmp_path / name}" for name in oracles),
-        loading=evolve(config.loading, trust_remote_code=trust_remote_code),
-    )
-    service = Service(config)
+    models = tuple(f"{name}={tmp_path / name}" for name in oracles)
+    service = Service(evolve(config_of(tmp_path / "qwen3"), models=models))
     async with running(service), listening(service) as url, client_of(url) as client:
         for name, oracle in oracles.items():
             largest = 0.0
@@ -123,6 +116,14 @@ async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(
                 largest = max(largest, float(np.abs(found - expected).max()))
             assert largest <= 1e-5
             record_agreement(f"jina-embeddings-v5 ({name}), adapter by task", "embed", "PEFT", largest)
+
+
+async def test_the_code_of_jina_v5_is_not_run_even_if_it_is_trusted(tmp_path: Path):
+    """The folder has none of the files that its ``auto_map`` names."""
+    ours = ServedModel(write_jina_v5(tmp_path / "jina", "qwen3"), settings={"trust_remote_code": True})
+    (expected,) = vectors_by_peft(write_jina_v5(tmp_path / "oracle", "qwen3", as_published=False), None, [TEXT])
+    [(found,)] = await ours.runner.launch(Batch(tuple(await ours.requests([TEXT]))))
+    assert float(np.abs(found - expected).max()) <= 1e-5
 
 
 def test_a_folder_without_prompts_has_those_of_the_model_s_card(tmp_path: Path):
