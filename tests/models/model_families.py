@@ -583,6 +583,8 @@ def write_jina_v5(
     of_default = {"default_prompt_name": "document"} if as_published else {}
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts, **of_default})
     if not as_published:
+        longest = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest})
         return folder
     published = {
         "model_type": "jina_embeddings_v5", "architectures": ["JinaEmbeddingsV5Model"], "task_names": JINA_V5_TASKS,

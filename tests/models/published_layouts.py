@@ -24,6 +24,7 @@ from tests.models.classifier_families import (
 from tests.models.model_families import (
     FAMILIES,
     HIDDEN,
+    JINA_V5_TASKS,
     NORMALIZE,
     Module,
     bert_tokenizer,
@@ -94,8 +95,16 @@ def of_family(name: str, tokenizer: Callable[[], Any] = bert_tokenizer) -> Layou
 
 
 def of_jina_v5(family: str) -> Layout:
-    published, native = (partial(write_jina_v5, family=family, as_published=own) for own in (True, False))
-    return Layout(FAMILIES[family].tokenizer, write=published, oracle=native)
+    """The adapters have no weights: ``tests/serving/test_task_adapters.py`` computes with some."""
+
+    def published(folder: Path) -> None:
+        write_jina_v5(folder, family)
+        for task in JINA_V5_TASKS:
+            write_json(folder / "adapters" / task / "adapter_config.json", {})
+
+    return Layout(
+        FAMILIES[family].tokenizer, write=published, oracle=partial(write_jina_v5, family=family, as_published=False)
+    )
 
 
 LOGIT_SCORE = Module(
@@ -181,6 +190,7 @@ def write_tiny(folder: Path, row: Mapping[str, Any]) -> Path:
             "modules.json",
             "sentence_bert_config.json",
             "tokenizer_config.json",
+            *(name for name in files if name.startswith("adapters/")),
         }:
             kept = {key: value for key, value in files[name].items() if key not in ("dim", "doc_maxlen")}
             edit_json(folder / name, lambda own, kept=kept: own.update(kept))

@@ -135,6 +135,9 @@ async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path
     async with changing(tmp_path, loader=Adaptable(), network=NetworkConfig(api_keys_file=path)) as live:
         assert (await add(live, "law")).status_code == 200
         admin = {"Authorization": "Bearer limited"}
+        live.service.served["a"].is_leaving = True
+        assert live.service.models.own_name(None, among={"law"}) == "law", "there is no other"
+        live.service.served["a"].is_leaving = False
         body = {"model": str(tmp_path / "law"), "name": "mine", "parent": "a"}
         assert (await live.client.post("/v1/models", json=body, headers=admin)).status_code == 404
         for key, mine, other in (("base", "a", "law"), ("law", "law", "a")):

@@ -1,11 +1,17 @@
 """A model with adapters for its tasks: the request's task selects one, and its prompt."""
 
+import itertools
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from attrs import evolve
+from peft import PeftModel
 
 from tests.conftest import client_of, listening, running
 from tests.model_folders import write_json
@@ -37,7 +43,6 @@ ASKED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "a prompt beside a task": ({"prompt_name": "document", "task": "retrieval.query"}, "retrieval_query", DOCUMENT),
     "an own prompt": ({"task": "retrieval.query", "prompt": "find "}, "retrieval_query", "find "),
     "vLLM's task of the route": ({"task": "embed"}, None, ""),
-    "Cohere's type without an adapter": ({"input_type": "clustering"}, None, ""),
 }
 """Fields, the adapter's folder, and the prompt."""
 
@@ -61,6 +66,10 @@ def write_jina(folder: Path) -> Path:
     return folder
 
 
+WRONG_TASKS = ("nothing", "code.query", "retrieval-query", "RETRIEVAL.QUERY", "retrieval.qurey", "separation.x")
+"""Each without an adapter of exactly that name."""
+
+
 async def test_the_task_selects_the_adapter_and_its_prompt(tmp_path: Path, record_agreement):
     folder = write_jina(tmp_path / "jina")
     largest = 0.0
@@ -78,10 +87,10 @@ async def test_the_task_selects_the_adapter_and_its_prompt(tmp_path: Path, recor
             for task, prompt in (("retrieval_query", QUERY), ("retrieval_passage", DOCUMENT))
         ]
         assert scores.json()["data"][0]["score"] == pytest.approx(float(sides[0] @ sides[1]), abs=1e-5)
-        for task in ("nothing", "code.query"):
-            refused = await client.post("/v1/embeddings", json={"input": TEXT, "task": task})
+        for field, value in itertools.product(("task", "input_type"), WRONG_TASKS):
+            refused = await client.post("/v1/embeddings", json={"input": TEXT, field: value})
             assert refused.status_code == 400
-            assert "retrieval-passage" in refused.json()["error"]["message"], "it names the model's tasks"
+            assert "retrieval.passage, retrieval.query, search_document" in refused.json()["error"]["message"]
     record_agreement("jina-embeddings-v3, adapter by task", "embed", "PEFT", largest)
 
 
@@ -97,6 +106,20 @@ ASKED_OF_V5: dict[str, tuple[dict[str, Any], str, str]] = {
 """Fields, the adapter's folder, and the prompt: as the published code, which refuses requests without a task."""
 
 
+def as_published(base: Path, adapter: Path, texts: Sequence[str]) -> np.ndarray:
+    """Return what the published module computes of texts with their prompts: ``custom_st.py``, with PEFT's model."""
+    with warnings.catch_warnings(action="ignore", category=Warning):
+        model: Any = PeftModel.from_pretrained(transformers.AutoModel.from_pretrained(base), adapter).eval()
+    longest = model.config.max_position_embeddings
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base, padding_side="right")
+    batch = tokenizer(list(texts), max_length=longest, truncation=True, padding=True, return_tensors="pt")
+    batch.pop("token_type_ids", None)
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    last = states[torch.arange(len(texts)), batch["attention_mask"].sum(dim=1) - 1]
+    return torch.nn.functional.normalize(last, dim=-1).numpy()
+
+
 async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(tmp_path: Path, record_agreement):
     oracles = {}
     for name in ("qwen3", "eurobert"):
@@ -110,17 +133,27 @@ async def test_jina_v5_has_an_adapter_for_each_task_and_pools_as_its_own_code(tm
         for name, oracle in oracles.items():
             largest = 0.0
             for fields, task, prompt in ASKED_OF_V5.values():
-                (expected,) = vectors_by_peft(oracle, tmp_path / name / "adapters" / task, [TEXT], prompt=prompt)
-                answer = await client.post("/v1/embeddings", json={"model": name, "input": TEXT, **fields})
-                found = np.array(answer.json()["data"][0]["embedding"], np.float32)
+                expected = as_published(oracle, tmp_path / name / "adapters" / task, [prompt + text for text in TEXTS])
+                body = {"model": name, "input": [*TEXTS], "truncate": True, **fields}
+                answer = await client.post("/v1/embeddings", json=body)
+                found = np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
                 largest = max(largest, float(np.abs(found - expected).max()))
             assert largest <= 1e-5
+            refused = await client.post("/v1/embeddings", json={"model": name, "input": TEXT, "task": "separation"})
+            assert refused.status_code == 400
             record_agreement(f"jina-embeddings-v5 ({name}), adapter by task", "embed", "PEFT", largest)
+
+
+def with_adapters(folder: Path) -> Path:
+    for task in JINA_V5_TASKS:
+        write_adapter(folder / "adapters" / task)
+    return folder
 
 
 async def test_the_code_of_jina_v5_is_not_run_even_if_it_is_trusted(tmp_path: Path):
     """The folder has none of the files that its ``auto_map`` names."""
-    ours = ServedModel(write_jina_v5(tmp_path / "jina", "qwen3"), settings={"trust_remote_code": True})
+    folder = with_adapters(write_jina_v5(tmp_path / "jina", "qwen3"))
+    ours = ServedModel(folder, settings={"trust_remote_code": True})
     (expected,) = vectors_by_peft(write_jina_v5(tmp_path / "oracle", "qwen3", as_published=False), None, [TEXT])
     [(found,)] = await ours.runner.launch(Batch(tuple(await ours.requests([TEXT]))))
     assert float(np.abs(found - expected).max()) <= 1e-5
@@ -141,6 +174,8 @@ def test_a_folder_without_prompts_has_those_of_the_model_s_card(tmp_path: Path):
         ("retrieval.query", "adapters/retrieval"),
         ("retrieval", "adapters/retrieval"),
         ("text-matching", "adapters/text-matching"),
+        ("Text-Matching", None),
+        ("retrieval.x", None),
         ("code.query", None),
         ("matching", None),
         (None, None),
@@ -160,10 +195,30 @@ def test_an_adapter_that_is_merged_is_not_one_of_a_task(tmp_path: Path):
     assert read_task_adapters(tmp_path, {"model_type": "jina_embeddings_v3"}) == {"separation": tmp_path / "separation"}
 
 
+def test_jina_v5_without_one_of_its_adapters_is_refused(tmp_path: Path):
+    folder = with_adapters(write_jina_v5(tmp_path / "jina", "qwen3"))
+    for task in ("retrieval", "clustering"):
+        (folder / "adapters" / task / "adapter_config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"no adapters for tasks of config.json: retrieval, clustering\."):
+        read_model_folder(folder)
+
+
+@pytest.mark.parametrize("has_listing", [True, False])
+def test_the_modules_of_jina_v5_are_known(tmp_path: Path, has_listing: bool):
+    folder = with_adapters(write_jina_v5(tmp_path / "jina", "qwen3"))
+    edit_json(folder / "config_sentence_transformers.json", lambda config: config.update(truncate_dim=8))
+    if not has_listing:
+        (folder / "modules.json").unlink()
+    modules = read_model_folder(folder).spec.modules
+    assert [module.name for module in modules] == ["Pooling", "Normalize", "Truncate"]
+    edit_json(folder / "config.json", lambda config: config.update(model_type="qwen3"))
+    if has_listing:
+        with pytest.raises(ModelLoadError, match=r"custom_st.Transformer is not one of sentence-transformers' own"):
+            read_model_folder(folder)
+
+
 def test_a_merged_adapter_is_the_only_one(tmp_path: Path):
-    base = write_jina_v5(tmp_path / "jina", "qwen3")
-    for task in JINA_V5_TASKS:
-        write_lora(base / "adapters" / task, write_jina_v5(tmp_path / "oracle", "qwen3", as_published=False))
+    base = with_adapters(write_jina_v5(tmp_path / "jina", "qwen3"))
     assert read_model_folder(base).task_adapters.keys() == {*JINA_V5_TASKS}
     merged = open_model_folder(str(base / "adapters" / "clustering"), ModelConfig(adapter_base=str(base)))
     assert (merged.task_adapters, merged.default_prompt_name) == ({}, "document")

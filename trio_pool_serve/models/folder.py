@@ -19,7 +19,7 @@ from trio_pool_serve.models.files.chat_template import (
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.known_keys import require
-from trio_pool_serve.models.files.native_configs import native_config, native_of, replaced_module
+from trio_pool_serve.models.files.native_configs import modules_in_place, native_config, native_of
 from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
@@ -128,13 +128,16 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
 
 
 def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
-    runs_code = config.trust_remote_code and "auto_map" in files.config and replaced_module(files.config) is None
+    is_replaced = bool(modules_in_place(files.config, ()))
+    runs_code = config.trust_remote_code and "auto_map" in files.config and not is_replaced
     place = str(files.transformer_path / "config.json")
     native = None if runs_code else native_of(place, files.config)
     if native is not None:
         files = evolve(files, config=native_config(native, place, files.config), native=native)
         if files.is_saved_from("ForSequenceClassification") and not names_both_texts(read_chat_template(files)):
             files = evolve(files, chat_template=files.chat_template or native.pair_template)
+    if is_replaced:  # the published code reads no other length
+        files = evolve(files, module_config={"max_seq_length": files.config.get("max_position_embeddings")})
     kind, spec = recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
@@ -142,8 +145,8 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
         )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
-    is_merged = adapter_in(files.path) is not None
-    adapters = {} if is_merged else read_task_adapters(files.transformer_path, files.config)
+    wanted = (is_replaced and files.config.get("task_names")) or ()
+    adapters = {} if adapter_in(files.path) else read_task_adapters(files.transformer_path, files.config, wanted)
     of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
     of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
@@ -203,8 +206,9 @@ def _max_model_len(files: FolderFiles, configured: int | None, spec: ModelSpec) 
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
         positions -= (config.get("pad_token_id") or 0) + 1
     if configured is not None:
-        if configured > positions:
-            raise ModelLoadError(f"--max-model-len {configured} exceeds the {positions} positions of the model.")
+        require(
+            configured <= positions, f"--max-model-len {configured} exceeds the {positions} positions of the model."
+        )
         return configured
     # As in sentence-transformers, max_seq_length replaces the tokenizer's limit even if it is larger.
     text_limit = (
@@ -215,6 +219,5 @@ def _max_model_len(files: FolderFiles, configured: int | None, spec: ModelSpec) 
         or UNLIMITED
     )
     limit = min(max(text_limit, spec.max_input_tokens), positions)
-    if limit >= UNLIMITED:
-        raise ModelLoadError("The model's files declare no maximum length; set it with --max-model-len.")
+    require(limit < UNLIMITED, "The model's files declare no maximum length; set it with --max-model-len.")
     return int(limit)

@@ -221,11 +221,10 @@ class ServedModels:
         return served
 
     def _default_name(self, among: Collection[str] | None) -> str | None:
-        models = self.among(among)
-        served = next((model for model in models if not model.is_leaving), next(iter(models), None))
-        if served is None:
-            return next((adapter.name for _, adapter in self.adapters_among(among)), None)
-        return served.source.name
+        named = [(served, served.source.name) for served in self.among(among)]
+        named = named or [(served, adapter.name) for served, adapter in self.adapters_among(among)]
+        staying = (name for served, name in named if not served.is_leaving)
+        return next(staying, named[0][1] if named else None)
 
     def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
         """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""

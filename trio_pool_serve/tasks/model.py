@@ -71,7 +71,7 @@ class Model:
     def adapter_of(self, rendering: RenderingParams) -> Adapter | None:
         """Return the adapter of rows that are rendered that way: the request's own, or that of their task.
 
-        Without a task it is that of retrieval, if there is one for both sides, as in vLLM.
+        For texts of no task or side it is that of ``retrieval``, if there is one for both sides, as in vLLM.
         """
         if self.adapter is not None or not self.task_adapters:
             return self.adapter

@@ -86,12 +86,12 @@ async def decoded(service: Service, request: HttpRequest, kind: type[Body], expe
         raise InvalidRequestError(f"The body is not {expected}: {error}.") from error
 
 
-PRINTABLE = "Names and paths consist of printable characters, and have no blanks at their ends."
+ACCEPTED_NAMES = "Names and paths consist of printable characters, and names have no blanks at their ends."
 
 
-def are_printable(*names: str) -> bool:
-    """Return whether names are as ``PRINTABLE`` says."""
-    return all(name.isprintable() and name == name.strip() for name in names)
+def are_accepted(path: str, *names: str) -> bool:
+    """Return whether a path and names are as ``ACCEPTED_NAMES`` says."""
+    return path.isprintable() and all(name.isprintable() and name == name.strip() for name in names)
 
 
 async def load_adapter(
@@ -102,8 +102,8 @@ async def load_adapter(
     Raises as ``add_adapter``, and ``InvalidRequestError`` with the reason if the adapter cannot be applied.
     Cancellation: at once; it is not added.
     """
-    if not are_printable(new.model, new.name) or new.name == ANY_NAME:
-        raise InvalidRequestError(f"{PRINTABLE} `*` is no name.", param="name")
+    if not are_accepted(new.model, new.name) or new.name == ANY_NAME:
+        raise InvalidRequestError(f"{ACCEPTED_NAMES} `*` is no name.", param="name")
     if request.models is not None and new.name not in request.models:
         raise PermissionDeniedError(f"The API key may not use a model `{new.name}`.")
     adapter = ServedAdapter(new.name, new.model)

@@ -11,14 +11,14 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.adapters import (
+    ACCEPTED_NAMES,
     MAX_BODY_BYTES,
     MAX_NAME_CHARACTERS,
-    PRINTABLE,
     Location,
     Name,
     NewAdapter,
     adapter_object,
-    are_printable,
+    are_accepted,
     load_adapter,
 )
 from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
@@ -214,7 +214,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
             ),
             (name == ANY_NAME, "name", "`*` stands for all other names: it can be one of `aliases` only."),
             (len(set(names)) < len(names), "aliases", "Two of the model's names are the same."),
-            (not are_printable(self.model, *names), "name", PRINTABLE),
+            (not are_accepted(self.model, *names), "name", ACCEPTED_NAMES),
             (
                 "adapter" in settings,
                 "adapter",

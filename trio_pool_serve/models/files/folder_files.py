@@ -13,7 +13,7 @@ from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.known_keys import require_known
-from trio_pool_serve.models.files.native_configs import Native, replaced_module
+from trio_pool_serve.models.files.native_configs import Native, modules_in_place
 
 
 @frozen(kw_only=True)
@@ -118,8 +118,9 @@ class FolderFiles:
     @property
     def own_pooling(self) -> str | None:
         """The pooling type that ``config`` itself declares, as Llama Nemotron's does; ``None`` if it does not."""
-        types = {} if self.native is None else self.native.pooling
-        return types[self.config.get("pooling", next(iter(types)))] if types else None
+        if self.native is None or not self.native.pooling:
+            return None
+        return self.native.pooling[self.config.get("pooling", "avg")]
 
     def require_task(self, wanted: str) -> None:
         """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""
@@ -251,15 +252,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
-    """Return the modules of a sentence-transformers folder, ``()`` for a bare transformer or a replaced module."""
+    """Return the modules of a sentence-transformers folder, ``()`` for a bare transformer."""
     listing = path / "modules.json"
-    if not listing.is_file():
-        return ()
-    replaced = replaced_module(read_json(path / "config.json"))
     try:
-        entries = json.loads(read_text(listing))
-        if [entry["type"] for entry in entries] == [replaced]:
-            return ()
+        entries = json.loads(read_text(listing)) if listing.is_file() else []
+        own = modules_in_place(read_json(path / "config.json"), [entry["type"] for entry in entries])
+        if own or not listing.is_file():
+            return tuple(ModuleFiles(name=name, path=path, config=config) for name, config in own.items())
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error

@@ -6,7 +6,7 @@ renames the weights (``conversion_mapping.py``).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, evolve, frozen
@@ -29,9 +29,11 @@ class Native:
     fixed: Mapping[str, Any] = Factory(dict)
     """Keys that a published file lacks, and their values."""
     pooling: Mapping[str, str] = Factory(dict)
-    """The pooling type for each value of the key ``pooling``, whose default is the first; empty if there is none."""
-    module: str | None = None
-    """The class in modules.json whose published code computes the transformer, its pooling and the norm."""
+    """The pooling type for each value of the published key ``pooling``; empty if there is no such key."""
+    module: str = ""
+    """A class in modules.json whose published code is never run: ``modules`` compute the same."""
+    modules: Mapping[str, Mapping[str, str]] = Factory(dict)
+    """Names and configs of sentence-transformers' modules in its place."""
     prompts: Mapping[str, str] = Factory(dict)
     """The prompts of the model's card, for folders whose files have none."""
     pair_template: str | None = None
@@ -50,9 +52,8 @@ GTE = Native(
 
 JINA_V5 = Native(
     model_type="qwen3",
-    pooling={"last": "lasttoken"},
     module="custom_st.Transformer",
-    prompts={"query": "Query: ", "document": "Document: "},
+    modules={"Transformer": {}, "Pooling": {"pooling_mode": "lasttoken"}, "Normalize": {}},
 )
 """jina-embeddings-v5-text-small."""
 
@@ -89,10 +90,10 @@ NATIVE: Mapping[str, Native] = {
 """By published model type."""
 
 
-def replaced_module(config: Mapping[str, Any]) -> str | None:
-    """Return the class of published code that is never run, because transformers' class computes the same."""
+def modules_in_place(config: Mapping[str, Any], classes: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    """Return the ``Native.modules`` of a published config, if ``classes`` of modules.json are what they replace."""
     native = NATIVE.get(str(config.get("model_type")))
-    return None if native is None else native.module
+    return native.modules if native is not None and [*classes] in ([], [native.module]) else {}
 
 
 def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
@@ -118,9 +119,8 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
         found = config.get(name, value)
         otherwise = f"{place}: {name} is {found!r}, but transformers' own class would compute with {value!r}."
         require(found in (value, None), otherwise)
-    pooling = config.get("pooling", next(iter(native.pooling), None))
-    accepted = ", ".join(native.pooling)
-    require(not accepted or pooling in [*native.pooling], f"{place}: pooling is {pooling!r}; {accepted} are supported.")
+    pooling, accepted = config.get("pooling", "avg"), [*native.pooling]
+    require(not accepted or pooling in accepted, f"{place}: pooling is {pooling!r}; accepted: {', '.join(accepted)}.")
     return native
 
 

@@ -1,7 +1,6 @@
 """LoRA adapters in a model's own folder, one for each task that it was trained for."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,24 +25,28 @@ SIDES: Mapping[str | None, str] = {"query": "retrieval.query", "document": "retr
 """The task of each input type."""
 
 
-def read_task_adapters(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Path]:
+def read_task_adapters(folder: Path, config: Mapping[str, Any], wanted: Collection[str] = ()) -> Mapping[str, Path]:
     """Return the folders of the adapters that a model's folder has of its own, by task.
 
-    Raises ``ModelLoadError`` if two are for one task.
+    Raises ``ModelLoadError`` if two are for one task, or if there is none for a task that is ``wanted``.
     """
     places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
     folders = [place.parent for place in sorted(places) if place.parent.name != ADAPTER]
-    found = {_key(path.name): path for path in folders}
+    found = {_task_of(path.name): path for path in folders}
     require(len(found) == len(folders), f"{folder} has two adapters for one task: {[path.name for path in folders]}.")
+    missing = ", ".join(task for task in wanted if task not in found)
+    require(not missing, f"{folder} has no adapters for tasks of config.json: {missing}.")
     return found
 
 
 def of_task(adapters: Mapping[str, T], task: str | None) -> T | None:
-    """Return the adapter of a task, or of what is before its dot: ``retrieval`` for ``retrieval.query``."""
+    """Return the adapter of a task; for both sides of a search that of ``retrieval``, if they have none each."""
     if task is None:
         return None
-    return adapters.get(_key(task)) or adapters.get(_key(task.partition(".")[0]))
+    return adapters.get(task) or (adapters.get("retrieval") if task in SIDES.values() else None)
 
 
-def _key(name: str) -> str:
-    return re.sub(r"[._]", "-", name.lower())
+def _task_of(name: str) -> str:
+    """Return a folder's task, as Jina's API names it."""
+    task = name.lower().replace("_", "-")
+    return next((side for side in SIDES.values() if side.replace(".", "-") == task), task)

@@ -92,13 +92,15 @@ class TextRenderer:
 
         All in one call: threads that take the interpreter lock again after each text mostly wait for each other.
         """
+        if self.routes:
+            return {}
         texts = {
             index: text
             for index, (prompt, params, _) in enumerate(prompts)
             if isinstance(prompt, TextPrompt) and params.max_text_tokens is None
             if len(text := self.text_format.prefix + params.instruction + prompt.text) <= ALWAYS_READ
         }
-        if len(texts) < 2 or self.routes:
+        if len(texts) < 2:
             return {}
         with self.tokenizers.lend() as tokenizer:
             try:
@@ -117,7 +119,7 @@ class TextRenderer:
             return [self._render_text(prompt, params, encoded)]
         except ContextLengthError:
             pass
-        with self.tokenizers.lend() as tokenizer:
+        with self.tokenizers.lend() as tokenizer, _unicode_errors():
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             read = encode_excerpt(
