@@ -1,7 +1,7 @@
 """One request is one nursery: its prompts render and compute as children of it."""
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.unit
 
 
 class NotingTokenizer(FastTokenizer):
-    """Notes the texts in the order in which it gets them; waits with each until ``gate`` is set."""
+    """Notes the texts in the order in which it gets them; waits with each batch until ``gate`` is set."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Backend.from_file(str(folder / "tokenizer.json")), frozenset())
@@ -48,11 +48,11 @@ class NotingTokenizer(FastTokenizer):
         self.entered, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
-    def encode(self, text: str, *, positions: bool = False) -> Encoded:
-        self.texts.append(text)
+    def encode_all(self, texts: Sequence[str]) -> Sequence[Encoded]:
+        self.texts.extend(texts)
         self.entered.set()
         assert self.gate.wait(60)
-        return super().encode(text, positions=positions)
+        return super().encode_all(texts)
 
 
 @define(eq=False)

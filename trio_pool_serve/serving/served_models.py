@@ -1,4 +1,4 @@
-"""The models of a server by name: loading, unloading and looking them up while the server runs."""
+"""The models of a server: loading and unloading them while the server runs."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -7,7 +7,7 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import ANY_NAME, ModelSource
+from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
-from trio_pool_serve.serving.served_adapter import ServedAdapter
+from trio_pool_serve.serving.named_models import NamedModels
 from trio_pool_serve.serving.served_model import ModelUse, ServedModel
 from trio_pool_serve.tasks.model import Model
 
@@ -36,7 +36,7 @@ RETRY_S = 5.0
 
 
 @define(eq=False)
-class ServedModels:
+class ServedModels(NamedModels):
     """The models of a service by name. ``run`` loads them and runs their engines.
 
     A model that is loaded or unloaded while the server runs has its own task, which no request owns: if a client
@@ -49,8 +49,6 @@ class ServedModels:
     """Whether this is the server's only API process."""
     on_loaded: Callable[[], object]
     """Called once, after the initial models are loaded."""
-    by_name: dict[str, ServedModel] = field(init=False, factory=dict)
-    """First in the order of the settings, then in the order of loading. The first one is the default."""
     are_loaded: trio.Event = field(init=False, factory=trio.Event)
     """Set once the initial models are loaded."""
     _initial: list[ServedModel] = field(init=False)
@@ -184,52 +182,7 @@ class ServedModels:
     def _has(self, served: ServedModel) -> bool:
         return self.by_name.get(served.source.name) is served
 
-    # -- lookup -----------------------------------------------------------------------------------------
-
-    def among(self, names: Collection[str] | None) -> list[ServedModel]:
-        """Return the models in order; if ``names`` is given, only those with a name or alias in it."""
-        models = [*self.by_name.values()]  # a copy: threads look up models, too
-        return [served for served in models if names is None or any(name in names for name in served.source.names)]
-
-    def adapters_among(self, names: Collection[str] | None) -> list[tuple[ServedModel, ServedAdapter]]:
-        """Return the adapters with their models in order; if ``names`` is given, only those with a name in it."""
-        of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
-        return [each for each in of_models if names is None or each[1].name in names]
-
-    def named(self, name: str) -> ServedModel | None:
-        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name."""
-        return self.by_name.get(name) or next(
-            (each for each in self.among(None) if name in each.source.aliases or name in each.adapters), None
-        )
-
-    def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
-        """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
-
-        The default is the first model; if ``among`` has names of adapters only, the first of those.
-
-        ``among`` limits the names, if given: one of a model's own allows all of those, but no adapter. If a model has
-        ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there is no other.
-        Raises ``NotFoundError``.
-        """
-        models = self.among(among)
-        name = name or self._default_name(among)
-        served = None if name is None else self.named(name) or self.named(ANY_NAME)
-        if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
-            adapters = [adapter.name for _, adapter in self.adapters_among(among)]
-            known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
-            raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
-        return served
-
-    def _default_name(self, among: Collection[str] | None) -> str | None:
-        named = [(served, served.source.name) for served in self.among(among)]
-        named = named or [(served, adapter.name) for served, adapter in self.adapters_among(among)]
-        staying = (name for served, name in named if not served.is_leaving)
-        return next(staying, named[0][1] if named else None)
-
-    def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
-        """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""
-        served, name = self.find(name, among=among), name or self._default_name(among)
-        return name if name in served.adapters else served.source.name
+    # -- uses -------------------------------------------------------------------------------------------
 
     def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
         """Begin a use of a model, for ``loaded``. Raises ``NotFoundError``."""

@@ -1,0 +1,63 @@
+"""Looking up the models and adapters of a server by name."""
+
+from collections.abc import Collection
+
+from attrs import define, field
+
+from trio_pool_serve.config import ANY_NAME
+from trio_pool_serve.errors import NotFoundError
+from trio_pool_serve.serving.served_adapter import ServedAdapter
+from trio_pool_serve.serving.served_model import ServedModel
+
+
+@define(eq=False)
+class NamedModels:
+    """The models of a server, by name."""
+
+    by_name: dict[str, ServedModel] = field(init=False, factory=dict)
+    """First in the order of the settings, then in the order of loading. The first one is the default."""
+
+    def among(self, names: Collection[str] | None) -> list[ServedModel]:
+        """Return the models in order; if ``names`` is given, only those with a name or alias in it."""
+        models = [*self.by_name.values()]  # a copy: threads look up models, too
+        return [served for served in models if names is None or any(name in names for name in served.source.names)]
+
+    def adapters_among(self, names: Collection[str] | None) -> list[tuple[ServedModel, ServedAdapter]]:
+        """Return the adapters with their models in order; if ``names`` is given, only those with a name in it."""
+        of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
+        return [each for each in of_models if names is None or each[1].name in names]
+
+    def named(self, name: str) -> ServedModel | None:
+        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name."""
+        return self.by_name.get(name) or next(
+            (each for each in self.among(None) if name in each.source.aliases or name in each.adapters), None
+        )
+
+    def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
+        """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
+
+        The default is the first model; if ``among`` has names of adapters only, the first of those.
+
+        ``among`` limits the names, if given: one of a model's own allows all of those, but no adapter. If a model has
+        ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there is no other.
+        Raises ``NotFoundError``.
+        """
+        models = self.among(among)
+        name = name or self._default_name(among)
+        served = None if name is None else self.named(name) or self.named(ANY_NAME)
+        if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
+            adapters = [adapter.name for _, adapter in self.adapters_among(among)]
+            known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
+            raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
+        return served
+
+    def _default_name(self, among: Collection[str] | None) -> str | None:
+        named = [(served, served.source.name) for served in self.among(among)]
+        named = named or [(served, adapter.name) for served, adapter in self.adapters_among(among)]
+        staying = (name for served, name in named if not served.is_leaving)
+        return next(staying, named[0][1] if named else None)
+
+    def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
+        """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""
+        served, name = self.find(name, among=among), name or self._default_name(among)
+        return name if name in served.adapters else served.source.name
