@@ -18,6 +18,7 @@ from tests.model_folders import write_json
 from tests.models.adapter_folders import write_adapter
 from tests.models.lora_adapters import vectors_by_peft, write_lora
 from tests.models.model_families import JINA_V5_TASKS, TEXTS, ServedModel, edit_json, write_family, write_jina_v5
+from trio_pool_serve.checking.model_report import weights_of
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
@@ -222,6 +223,9 @@ def test_a_merged_adapter_is_the_only_one(tmp_path: Path):
     assert read_model_folder(base).task_adapters.keys() == {*JINA_V5_TASKS}
     merged = open_model_folder(str(base / "adapters" / "clustering"), ModelConfig(adapter_base=str(base)))
     assert (merged.task_adapters, merged.default_prompt_name) == ({}, "document")
+    said = [weights_of(folder, ModelConfig(adapter_base="base")) for folder in (read_model_folder(base), merged)]
+    every = "classification, clustering, retrieval, text-matching"
+    assert said == [f"its checkpoint, and LoRA adapters for {every}", "LoRA adapter on base"]
 
 
 def test_two_adapters_of_one_task_are_refused(tmp_path: Path):

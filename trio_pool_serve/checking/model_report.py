@@ -60,7 +60,7 @@ class ModelReport:
     architectures: tuple[str, ...]
     model_type: str
     weights: str
-    """What they are made of if not of the files alone: the adapter that is merged, what they are dequantised from."""
+    """What they are made of if not of one checkpoint as it is: adapters, what they are dequantised from."""
     parameters: int
     task: str
     tasks: list[PoolingTask]
@@ -135,11 +135,13 @@ def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
 
 
 def weights_of(folder: AnyModelFolder, loading: ModelConfig) -> str:
-    """Return what a model's weights are made of, such as ``LoRA adapter on org/base``; empty if of its files alone."""
+    """Return what a model's weights are made of, such as ``LoRA adapter on org/base``; empty for one checkpoint."""
     made_of = []
     if (adapter := adapter_in(folder.path)) is not None:
         base = loading.adapter_base or read_adapter_config(adapter).get("base_model_name_or_path")
         made_of.append(f"LoRA adapter on {base}")
+    if folder.task_adapters:
+        made_of.append(f"its checkpoint, and LoRA adapters for {', '.join(folder.task_adapters)}")
     if folder.quantization is not None:
         made_of.append(f"dequantised from {folder.quantization.name}")
     return ", ".join(made_of)

@@ -70,7 +70,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     param = "task" if getattr(call.wire, "input_type", None) is None else "input_type"
-    # A model with an adapter for each task has no other tasks: the model without an adapter is none of them.
+    # A model with adapters for its tasks has no others.
     others = ("embed",) if call.model.task_adapters and call.model.adapter is None else TASKS
     job = with_input_type(call.job, getattr(call.wire, param), call.model, others=others, param=param)
     return await openai.respond_embeddings(evolve(call, job=job))

@@ -33,6 +33,8 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_NAME_CHARACTERS = 256
 """Names are labels of metrics."""
 
+ACCEPTED_NAMES = "Names and paths consist of printable characters, and names have no blanks at their ends."
+
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Location: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
@@ -84,9 +86,6 @@ async def decoded(service: Service, request: HttpRequest, kind: type[Body], expe
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The body is not {expected}: {error}.") from error
-
-
-ACCEPTED_NAMES = "Names and paths consist of printable characters, and names have no blanks at their ends."
 
 
 def are_accepted(path: str, *names: str) -> bool:
