@@ -36,11 +36,10 @@ class NamedModels:
     def find(self, name: str | None = None, *, among: Collection[str] | None = None) -> ServedModel:
         """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
 
-        The default is the first model; if ``among`` has names of adapters only, the first of those.
-
-        ``among`` limits the names, if given: one of a model's own allows all of those, but no adapter. If a model has
-        ``ANY_NAME``, it takes unknown names. A model that is being removed is the default only if there is no other.
-        Raises ``NotFoundError``.
+        The default is the first model; if ``among`` has names of adapters only, that of the first adapter. A model that
+        is being removed is the default only if there is no other. ``among`` limits the names, if given: a name of a model
+        allows its other names too, but not its adapters. If a model has ``ANY_NAME``, it takes unknown names. Raises
+        ``NotFoundError``.
         """
         models = self.among(among)
         name = name or self._default_name(among)

@@ -40,7 +40,7 @@ def read_task_adapters(folder: Path, config: Mapping[str, Any], wanted: Collecti
 
 
 def of_task(adapters: Mapping[str, T], task: str | None) -> T | None:
-    """Return the adapter of a task; for both sides of a search that of ``retrieval``, if they have none each."""
+    """Return the adapter of a task; for a side of a search that has none, the one of ``retrieval``."""
     if task is None:
         return None
     return adapters.get(task) or (adapters.get("retrieval") if task in SIDES.values() else None)
