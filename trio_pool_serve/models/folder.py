@@ -139,10 +139,9 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     if is_replaced:  # the published code reads no other length
         files = evolve(files, module_config={"max_seq_length": files.config.get("max_position_embeddings")})
     kind, spec = recognise(files, config)
-    if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
-        raise ModelLoadError(
-            "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."
-        )
+    may_pool = spec.pools_token_states or (config.pooling is None and config.normalize is None)
+    flags = "--pooling and --normalize (use_activation in --pooler-config)"
+    require(may_pool, f"{flags} apply to embedding models only.")
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
     wanted = (is_replaced and files.config.get("task_names")) or ()
@@ -206,9 +205,8 @@ def _max_model_len(files: FolderFiles, configured: int | None, spec: ModelSpec) 
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
         positions -= (config.get("pad_token_id") or 0) + 1
     if configured is not None:
-        require(
-            configured <= positions, f"--max-model-len {configured} exceeds the {positions} positions of the model."
-        )
+        if configured > positions:
+            raise ModelLoadError(f"--max-model-len {configured} exceeds the {positions} positions of the model.")
         return configured
     # As in sentence-transformers, max_seq_length replaces the tokenizer's limit even if it is larger.
     text_limit = (

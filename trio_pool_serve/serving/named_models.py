@@ -37,9 +37,9 @@ class NamedModels:
         """Return the model with a name or alias, or with an adapter of that name; without a name, the default.
 
         The default is the first model; if ``among`` has names of adapters only, that of the first adapter. A model that
-        is being removed is the default only if there is no other. ``among`` limits the names, if given: a name of a model
-        allows its other names too, but not its adapters. If a model has ``ANY_NAME``, it takes unknown names. Raises
-        ``NotFoundError``.
+        is being removed is the default only if there is no other. ``among`` limits the names, if given: a name of a
+        model allows its other names too, but not its adapters. If a model has ``ANY_NAME``, it takes unknown names.
+        Raises ``NotFoundError``.
         """
         models = self.among(among)
         name = name or self._default_name(among)
