@@ -139,9 +139,10 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     if is_replaced:  # the published code reads no other length
         files = evolve(files, module_config={"max_seq_length": files.config.get("max_position_embeddings")})
     kind, spec = recognise(files, config)
-    may_pool = spec.pools_token_states or (config.pooling is None and config.normalize is None)
-    flags = "--pooling and --normalize (use_activation in --pooler-config)"
-    require(may_pool, f"{flags} apply to embedding models only.")
+    if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
+        raise ModelLoadError(
+            "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."
+        )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
     wanted = (is_replaced and files.config.get("task_names")) or ()

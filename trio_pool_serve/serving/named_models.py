@@ -51,8 +51,9 @@ class NamedModels:
         return served
 
     def _default_name(self, among: Collection[str] | None) -> str | None:
-        named = [(served, served.source.name) for served in self.among(among)]
-        named = named or [(served, adapter.name) for served, adapter in self.adapters_among(among)]
+        named = [(served, served.source.name) for served in self.among(among)] or [
+            (served, adapter.name) for served, adapter in self.adapters_among(among)
+        ]
         staying = (name for served, name in named if not served.is_leaving)
         return next(staying, named[0][1] if named else None)
 

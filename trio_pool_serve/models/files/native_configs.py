@@ -116,9 +116,8 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
     if native is None:
         return None
     for name, value in native.assumed.items():
-        found = config.get(name, value)
-        otherwise = f"{place}: {name} is {found!r}, but transformers' own class would compute with {value!r}."
-        require(found in (value, None), otherwise)
+        said = f"{place}: {name} is {config.get(name)!r}, but transformers' own class would compute with {value!r}."
+        require(config.get(name, value) in (value, None), said)
     pooling, accepted = config.get("pooling", "avg"), [*native.pooling]
     require(not accepted or pooling in accepted, f"{place}: pooling is {pooling!r}; accepted: {', '.join(accepted)}.")
     return native
