@@ -10,8 +10,6 @@ from tests.models.adapter_folders import factors, write_adapter
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import read_adapter
 
-pytestmark = pytest.mark.unit
-
 A, B = factors()
 
 

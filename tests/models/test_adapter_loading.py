@@ -163,7 +163,6 @@ def test_names_of_older_versions_are_mapped_as_by_transformers(model: str, confi
     assert (f"{new}.weight" in built.state_dict()) == (old != new)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("place", ["named", "beside", "hub", "given"])
 def test_the_base_is_found(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub.constants
@@ -195,7 +194,6 @@ def test_the_base_is_found(place: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert not unkept.is_relative_to(tmp_path / "cache")
 
 
-@pytest.mark.unit
 def test_the_given_base_wins_over_a_folder_beside_the_adapter(tmp_path: Path):
     for place in ("base", "other/base"):
         write_json(tmp_path / place / "config.json", {"model_type": "bert", "of": place})
@@ -205,7 +203,6 @@ def test_the_given_base_wins_over_a_folder_beside_the_adapter(tmp_path: Path):
         assert json.loads((locate_model(str(adapter), config) / "config.json").read_text())["of"] == place
 
 
-@pytest.mark.unit
 def test_a_fifo_in_an_adapter_s_folder_is_refused_before_it_is_opened(tmp_path: Path):
     write_json(tmp_path / "base" / "config.json", {"model_type": "bert"})
     adapter = write_adapter(tmp_path / "adapter", base_model_name_or_path="base")
@@ -215,7 +212,6 @@ def test_a_fifo_in_an_adapter_s_folder_is_refused_before_it_is_opened(tmp_path: 
         locate_model(str(adapter), ModelConfig(cache_dir=str(tmp_path / "cache")))
 
 
-@pytest.mark.unit
 def test_an_adapter_whose_base_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub.constants
 
@@ -270,7 +266,6 @@ def test_an_adapter_of_a_model_without_a_transformer_is_refused(tmp_path: Path):
     )
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     "of", ["base/model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
 )

@@ -130,7 +130,6 @@ async def test_blocks_are_dequantised_as_by_transformers(tmp_path: Path, record_
     record_agreement("qwen3, FP8 by block", "embed", "sentence-transformers with accelerate", differs)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("declared", "said"),
     [

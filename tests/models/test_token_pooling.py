@@ -13,8 +13,6 @@ from trio_pool_serve.runner.ward_clusters import ward_clusters
 from trio_pool_serve.tasks.pool import pooled_tokens
 from trio_pool_serve.types import Vectors
 
-pytestmark = pytest.mark.unit
-
 
 def of_sentence_transformers(vectors: Vectors, pooling: TokenPooling) -> Vectors:
     from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
