@@ -41,6 +41,11 @@ PRODUCTS = {
     "jina": "[Jina](https://api.jina.ai/redoc), and what OpenAI's dialect has",
     "cohere": "[Cohere](https://docs.cohere.com/reference/about), and vLLM's additions",
     "tei": "[TEI](https://huggingface.github.io/text-embeddings-inference/), and `huggingface_hub`",
+    "ollama": "[Ollama](https://docs.ollama.com/api/embed), and Dify's `/api/rerank`",
+    "nim": "[NVIDIA NIM](https://docs.nvidia.com/nim/#nemo-retriever), and litellm's `top_k`",
+    "weaviate": "Weaviate's `text2vec-transformers` and `reranker-transformers`",
+    "elasticsearch": "Elasticsearch's inference service `hugging_face`",
+    "open_inference": "[Open Inference Protocol](https://github.com/kserve/open-inference-protocol), HTTP",
 }
 
 REFUSED = {
@@ -70,8 +75,16 @@ USER = (
 REQUEST_ID = "vLLM's id of a response; Voyage's rankings have none"
 
 
+IGNORED = {
+    ("ollama", "keep_alive"): "a model is shared by all clients: `--idle-unload-s` says how long it stays loaded",
+    ("weaviate", "property"): "a name in Weaviate's schema; it only selects the dialect",
+}
+
+
 def why_ignored(candidate: DialectEndpoint, name: str) -> str | None:
     """Return why a field has no effect, or ``None`` if it has."""
+    if (candidate.dialect.name, name) in IGNORED:
+        return IGNORED[candidate.dialect.name, name]
     if name == "request_id" and (candidate.dialect.name, candidate.endpoint.paths[0]) == ("voyage", "/v1/rerank"):
         return REQUEST_ID
     return USER if name == "user" else None

@@ -11,6 +11,7 @@ from quart_trio.asgi import TrioASGILifespan
 from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
+from trio_pool_serve.api.dialects.ollama import OLLAMA
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.http.connection import PoolServeConnection
@@ -25,7 +26,9 @@ from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
 from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES, adapter_change_routes
 from trio_pool_serve.api.routes.batches import batch_routes
 from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
+from trio_pool_serve.api.routes.discovery import V2_MODEL, V2_READY, discovery_routes
 from trio_pool_serve.api.routes.models import INFO_PATH, MODEL_CHANGES, model_change_routes, model_routes
+from trio_pool_serve.api.routes.ollama_models import PATHS, ollama_routes
 from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import (
     ADMIN_PATHS,
@@ -161,6 +164,8 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             ),
             **(stored_routes if config.batch.is_served else {}),
             **operational_routes(app.service),
+            **discovery_routes(app.service),
+            **ollama_routes(app.service),
             **({} if hosts is None else host_routes(app.service, hosts)),
             **console_routes(app.service),
             **openapi_routes(
@@ -178,7 +183,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.middleware = Middleware(
         app.service,
         default=OPENAI,
-        by_path={**dialects, INFO_PATH: [TEI]},
+        by_path={**dialects, INFO_PATH: [TEI], **{path: [OLLAMA] for path in (*PATHS, V2_MODEL, V2_READY)}},
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES | ADAPTER_CHANGES,
     )

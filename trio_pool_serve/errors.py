@@ -110,7 +110,11 @@ class PermissionDeniedError(PoolServeError):
 
 
 class NotFoundError(PoolServeError):
-    """No such model or route."""
+    """No such model or route. ``model`` is the name that no model has."""
+
+    def __init__(self, message: str, *, model: str | None = None) -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class ConflictError(PoolServeError):

@@ -19,7 +19,7 @@ MAX_SOCKET_PATH = 107
 KEY_PASSWORD = "TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD"  # noqa: S105  (a name)
 """The variable with the password of the private key. Other users of the machine could see a flag."""
 
-KeyScope: TypeAlias = Literal["all", "all-but-metrics", "vllm"]
+KeyScope: TypeAlias = Literal["all", "all-but-metrics", "all-but-models", "vllm"]
 
 
 @frozen(kw_only=True)
@@ -60,8 +60,9 @@ class NetworkConfig:
     api_key_scope: Annotated[
         KeyScope,
         Setting(
-            "Routes that require a key. all: all but probes. all-but-metrics: all but probes and `/metrics`. vllm: "
-            "only paths that begin with `/v1` or `/v2`, as in vLLM."
+            "Routes that require a key. all: all but probes. all-but-metrics: all but probes and `/metrics`. "
+            "all-but-models: all but probes and the list of models, which some clients request without a key. "
+            "vllm: only paths that begin with `/v1` or `/v2`, as in vLLM."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
     cors_allow_origins: Annotated[

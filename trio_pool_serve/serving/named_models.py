@@ -47,8 +47,16 @@ class NamedModels:
         if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
             adapters = [adapter.name for _, adapter in self.adapters_among(among)]
             known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
-            raise NotFoundError(f"The model `{name or 'default'}` does not exist. This server has: {known}.")
+            message = f"The model `{name or 'default'}` does not exist. This server has: {known}."
+            raise NotFoundError(message, model=name)
         return served
+
+    def without_suffix(self, name: str | None, suffixes: Collection[str]) -> tuple[str | None, str]:
+        """Return a name without that of the ``suffixes`` that a client has appended to a known one, and the suffix."""
+        suffix = next((each for each in suffixes if name and name.endswith(each)), "")
+        if not suffix or name is None or self.named(name) or not self.named(stem := name.removesuffix(suffix)):
+            return name, ""
+        return stem, suffix
 
     def _default_name(self, among: Collection[str] | None) -> str | None:
         named = [(served, served.source.name) for served in self.among(among)] or [

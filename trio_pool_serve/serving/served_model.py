@@ -108,6 +108,11 @@ class ServedModel:
         self.settled.set()
 
     @property
+    def dimensions(self) -> int:
+        """The length of its vectors; 0 if it has none, or is not loaded."""
+        return 0 if self.loaded is None else self.engine.worker.facts.dimensions
+
+    @property
     def shown_state(self) -> ModelState:
         """The state as shown to clients."""
         return "draining" if self.is_leaving and self.state in ("loading", "loaded") else self.state

@@ -27,6 +27,8 @@ class RequestTimings:
     """Tokens of the rendered rows."""
     on_tokens: Callable[[int], object] | None = None
     """Called with the number of tokens of rendered rows, before they are computed."""
+    load_s: float = 0.0
+    """Until its model was loaded."""
     render_s: float = 0.0
     queue_s: float = 0.0
     forward_s: float = 0.0

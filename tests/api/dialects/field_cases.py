@@ -85,7 +85,7 @@ JINA: Mapping[str, Any] = {
     "task": "code.query",
     "embedding_type": "binary",
     "normalized": False,
-    "truncate": Case(True, {"input": LONG}),
+    "truncate": Case("START", {"input": LONG}),
 }
 
 COHERE_EMBED: Mapping[str, Any] = {
@@ -117,6 +117,13 @@ LONG_TEXTS: Mapping[str, Any] = {
     "truncate": Case(False, {"texts": [LONG]}, refused=True),
     "truncation_direction": Case("Left", {"texts": [LONG]}),
 }
+
+OLLAMA: Mapping[str, Any] = {**OPTIONS, "options": {"num_ctx": 3}, "keep_alive": "5m"}
+
+MODEL = "only"
+"""A name of the model."""
+
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello w1 w2 w3"]}
 
 RANKED = {"inputs": None, "query": "hello", "texts": ["w1", "w2 w3"]}
 
@@ -185,6 +192,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = 
         },
     ),
     ("vllm", "/rerank"): (RERANK, SCORES),
+    ("vllm", "/v1/rerank"): (RERANK, SCORES),
     ("vllm", "/tokenize"): (
         {"prompt": TEXT},
         {
@@ -229,6 +237,46 @@ ROUTES: Mapping[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = 
             "top_n": Case(1, RANKED),
             "top_k": Case(1, refused=True),
             "parameters": {"prompt_name": "query"},
+        },
+    ),
+    ("ollama", "/api/embed"): (
+        {"model": MODEL, "input": TEXT},
+        {
+            **OLLAMA,
+            "input": "w9",
+            "truncate": Case(False, {"input": LONG}, refused=True),
+            "dimensions": 3,
+        },
+    ),
+    ("ollama", "/api/embeddings"): ({"model": MODEL, "prompt": TEXT}, {**OLLAMA, "prompt": "w9"}),
+    ("ollama", "/api/rerank"): (
+        {"model": MODEL, **RERANK},
+        {**OLLAMA, "options": {"num_ctx": 4}, "query": "w9", "documents": ["w9"], "top_n": 1},
+    ),
+    ("nim", "/v1/ranking"): (
+        {"query": {"text": "hello w1"}, "passages": [{"text": "w1 w2 w3"}, {"text": "w4"}]},
+        {
+            **OPTIONS,
+            "query": {"text": "w9"},
+            "passages": [{"text": "w9"}],
+            "truncate": Case("END", {"passages": [{"text": LONG}]}),
+            "top_k": 1,
+        },
+    ),
+    ("weaviate", "/vectors"): ({"text": TEXT}, {**OPTIONS, "text": "w9", "config": {"task_type": "query"}}),
+    ("weaviate", "/rerank"): ({**RERANK, "property": ""}, {**OPTIONS, "query": "w9", "documents": ["w9"]}),
+    ("elasticsearch", "/elasticsearch/rerank"): (
+        RERANK,
+        {**OPTIONS, "query": "w9", "documents": ["w9"], "top_n": 1, "return_documents": True},
+    ),
+    ("open_inference", "/v2/models/{name}/infer"): (
+        {"inputs": [TENSOR]},
+        {
+            **OPTIONS,
+            "inputs": [{**TENSOR, "data": ["w9"]}],
+            "id": "mine",
+            "outputs": Case([{"name": "score"}], refused=True),
+            "parameters": {"priority": 5},
         },
     ),
 }

@@ -79,7 +79,7 @@ async def test_a_body_for_no_route_is_told_what_there_is(client, body):
 async def test_what_is_no_object_is_refused_in_openai_s_shape(client, content):
     answer = await client.post("/invocations", content=content)
     assert answer.status_code == 400
-    assert set(answer.json()) == {"error"}
+    assert set(answer.json()) == {"error", "detail"}
     assert (await client.post("/invocations", json={"input": "hello"})).status_code == 200
 
 

@@ -10,27 +10,34 @@ import pytest
 
 from tests.api.serving import serving
 from tests.tables import each
+from trio_pool_serve.api.routes.discovery import STATES
 from trio_pool_serve.config import Config, KeyScope
 
 KEY = "s3cret"
 PROBES = [("GET", path) for path in ("/livez", "/readyz", "/health", "/ping", "/", "//health", "/health/")]
 PROBES += [("HEAD", "/health"), ("POST", "/ping")]
+PROBES += [("GET", f"{path}/{state}") for path in ("/v1/health", "/v2/health", "/.well-known") for state in STATES]
+PROBES += [("GET", "/v1/cluster/auth"), ("GET", "/v1/cluster/auth/")]
 
 VERSIONED = [("POST", path) for path in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify")]
 VERSIONED += [("POST", path) for path in ("/v1/tokenize", "/v2/embed", "/v2/rerank", "/v1//embeddings")]
-VERSIONED += [("GET", path) for path in ("/v1/models", "/v1/models/", "/v1/nothing", "/v2")]
+VERSIONED += [("GET", path) for path in ("/v1/nothing", "/v2", "/v2/models/none")] + [("POST", "/v1/models")]
 
 OTHERS = [("POST", path) for path in ("/pooling", "/classify", "/score", "/rerank", "/embeddings")]
 OTHERS += [("POST", path) for path in ("/tokenize", "/detokenize", "/invocations", "/reset_mm_cache", "/livez")]
 OTHERS += [("POST", path) for path in ("/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity")]
 OTHERS += [("GET", path) for path in ("/load", "/version", "/info", "/tokenizer_info", "/openapi.json", "/docs")]
-OTHERS += [("GET", path) for path in ("/models", "/nothing", "/health/nothing", "/metrics2")]
+OTHERS += [("GET", path) for path in ("/api/tags", "/meta", "/nothing", "/health/nothing", "/metrics2")]
+
+MODELS = [("GET", "/v1/models"), ("GET", "/v1/models/"), ("GET", "/v1/models/none"), ("HEAD", "/v1/models")]
 
 NEEDED = {
     "probes": (PROBES, set()),
-    "metrics": ([("GET", "/metrics"), ("GET", "/metrics/")], {"all"}),
-    "paths with a version": (VERSIONED, {"all", "all-but-metrics", "vllm"}),
-    "every other path": (OTHERS, {"all", "all-but-metrics"}),
+    "metrics": ([("GET", "/metrics"), ("GET", "/metrics/")], {"all", "all-but-models"}),
+    "models": (MODELS, {"all", "all-but-metrics", "vllm"}),
+    "models, by another name": ([("GET", "/models"), ("HEAD", "/models")], {"all", "all-but-metrics"}),
+    "paths with a version": (VERSIONED, {"all", "all-but-metrics", "all-but-models", "vllm"}),
+    "every other path": (OTHERS, {"all", "all-but-metrics", "all-but-models"}),
 }
 """Routes, and the scopes of the key in which they need it: the table of docs/operations.md."""
 
@@ -65,9 +72,10 @@ async def test_a_request_without_the_key_is_401_in_all_dialects_of_its_path(conf
     async with locked(config, scripted) as client:
         assert (await ask(client, "GET", "/health")).status_code == 200
         for path, fields in {
-            "/metrics": {"error"},
+            "/metrics": {"error", "detail"},
             "/v1/embeddings": {"error", "detail"},
             "/rerank": {"error", "detail", "error_type"},
+            "/api/embed": {"error"},
             "/v2/rerank": {"id", "message", "error"},
             "/predict": {"error", "error_type"},
         }.items():  # whose client it is, only the body would tell where several share a path

@@ -10,7 +10,7 @@ import attrs
 import httpx
 import pytest
 
-from tests.api.dialects.test_every_dialect import COMPUTED
+from tests.api.dialects.test_every_dialect import COMPUTED, example, place
 from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import connect, serving
 from tests.conftest import client_of, listening, running
@@ -70,7 +70,7 @@ RESPONSES: Mapping[str, tuple[str, str, Mapping[str, object], int, set[str]]] = 
     "a query": ("GET", "/health?verbose=1", {}, 200, {"status"}),
     "a slash at the end": ("POST", "/v1/embeddings/", {"json": VECTOR}, 200, {"data", "usage"}),
     "slashes at the end": ("POST", "/embed//", {"json": {"inputs": 5.5}}, 422, TEI),
-    "the root": ("GET", "/", {}, 200, {"status"}),
+    "version 1 of version 1": ("POST", "/v1/v1/embeddings", {"json": VECTOR}, 200, {"data", "usage"}),
     "a byte order mark": ("POST", "/v1/embeddings", {"content": BOM + b'{"input": [[7]]}', **JSON}, 200, {"data"}),
     "an empty model": ("POST", "/v1/embeddings", {"json": {**VECTOR, "model": ""}}, 200, {"data", "usage"}),
     "an encoded slash": ("POST", "/v1%2Fembeddings", {"json": VECTOR}, 200, {"data", "usage"}),
@@ -201,11 +201,11 @@ async def test_every_response_that_a_model_computed_has_the_fingerprint_of_the_l
         document = (await client.get("/openapi.json")).json()["paths"]
         forms = ({}, {"stream": True}, {"encoding_format": "bytes"}, {"encoding_format": "base64"})
         for path, body in (
-            *((path, endpoint.example) for _, endpoint, path in COMPUTED),
+            *((path, example(endpoint, config)) for _, endpoint, path in COMPUTED),
             *(("/v1/embeddings", {"input": "hello", **form}) for form in forms),
             ("/invocations", {"input": "hello"}),
         ):
-            answer = await client.post(path, json=body)
+            answer = await client.post(place(path, config), json=body)
             assert (answer.status_code, answer.headers.get_list(HEADER)) == (200, [card["fingerprint"]]), (path, body)
             assert "Model-Fingerprint" in document[path]["post"]["responses"]["200"]["headers"], path
         refused = await client.post("/v1/embeddings", json={"input": "hello", "model": "none"})

@@ -21,7 +21,7 @@ from trio_pool_serve.types import CopiedBatch, PoolingRequest, RenderedPrompt
 
 LIVENESS = [("GET", "/livez")]
 READINESS = [("GET", "/readyz")]
-HEALTH = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/"), ("GET", "/health/")]
+HEALTH = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/health/")]
 
 PROBES = {
     "loading": (200, 503, 503),
@@ -45,6 +45,17 @@ async def assert_probes(client: httpx.AsyncClient, state: ServiceState) -> None:
             if method == "GET":
                 head = await client.head(path)
                 assert (head.status_code, head.content) == (status, b""), (state, path)
+
+    live, _, healthy = PROBES[state]
+    root = await client.get("/")
+    assert (root.status_code, root.text) == (healthy, "Ollama is running" if healthy == 200 else state)
+    for name, status in (("live", live), ("ready", healthy)):
+        of_nim = await client.get(f"/v1/health/{name}")
+        assert (of_nim.status_code, of_nim.json()[name]) == (status, status == 200), (state, name)
+        of_weaviate = await client.get(f"/.well-known/{name}")
+        assert (of_weaviate.status_code, of_weaviate.content) == (204 if status == 200 else 503, b"")
+        of_kserve = await client.get(f"/v2/health/{name}")
+        assert (of_kserve.status_code, of_kserve.json()) == (status, {name: status == 200})
 
 
 def test_probes_are_told_for_every_state():

@@ -11,13 +11,18 @@ from typing import Any
 import msgspec
 
 from trio_pool_serve.api.dialects.cohere import COHERE
+from trio_pool_serve.api.dialects.elasticsearch import ELASTICSEARCH
 from trio_pool_serve.api.dialects.jina import JINA
+from trio_pool_serve.api.dialects.nim import NIM
+from trio_pool_serve.api.dialects.ollama import OLLAMA
+from trio_pool_serve.api.dialects.open_inference import OPEN_INFERENCE
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.dialects.tei.root_endpoint import MAIN_TASKS
 from trio_pool_serve.api.dialects.vllm import VLLM
 from trio_pool_serve.api.dialects.vllm.pooling_endpoints import main_task
 from trio_pool_serve.api.dialects.voyage import VOYAGE
+from trio_pool_serve.api.dialects.weaviate import WEAVIATE
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.endpoint_choice import PathByFields
 from trio_pool_serve.api.http.json_body import decode_json
@@ -32,6 +37,11 @@ DIALECTS: list[Dialect] = [
     JINA,
     COHERE,
     TEI,
+    OLLAMA,
+    NIM,
+    WEAVIATE,
+    ELASTICSEARCH,
+    OPEN_INFERENCE,
 ]
 """If the discriminators of several match a request, the first one gets it."""
 

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.dialects.vllm.token_endpoints import DetokenizeRequest, respond_detokenize
-from trio_pool_serve.api.fields.embedding_responses import refuse_embeddings
+from trio_pool_serve.api.fields.embedding_responses import pool_limited, refuse_embeddings
 from trio_pool_serve.api.fields.encodings import VectorEncoding, number_items
 from trio_pool_serve.api.fields.field_values import (
     Dimensions,
@@ -36,10 +36,10 @@ from trio_pool_serve.api.fields.ranking import (
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.pool import Pooled, PoolJob, pool
+from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.tasks.tokenize import tokenize
 from trio_pool_serve.types import Vectors
@@ -137,7 +137,8 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     types: Sequence[EmbeddingType] = list(dict.fromkeys(call.wire.embedding_types or ["float"]))
     refuse_embeddings(call, *map(ENCODINGS.__getitem__, types))
-    pooled = await _pool(call)
+    job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
+    pooled = await pool_limited(call, job, call.wire.max_tokens, name="max_tokens")
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
     parts = [getattr(prompt, "parts", ()) for prompt in call.job.prompts]
     images = sum(isinstance(part, ImagePart) for part in chain(*parts))
@@ -160,21 +161,6 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> H
     return await call.encode(
         encode, rows=len(vectors) * len(types), nbytes=sum(vector.nbytes for vector in vectors) * len(types)
     )
-
-
-async def _pool(call: Call[EmbedRequest, PoolJob]) -> Pooled:
-    """Embed at most ``max_tokens`` of each text; if texts must not be truncated, longer ones are refused."""
-    job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
-    limit = call.wire.max_tokens
-    if limit is not None and job.input_params.truncate_to is not None:
-        keep = min(limit, call.model.renderer.max_model_len)
-        job = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
-        limit = None
-    pooled = await pool(call.model, job, call.context)
-    for index, tokens in enumerate(pooled.tokens):
-        if limit is not None and tokens > limit:
-            raise ContextLengthError(f"Text {index} has {tokens} tokens, more than max_tokens, {limit}.")
-    return pooled
 
 
 @frozen(kw_only=True)
@@ -323,7 +309,8 @@ async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
 def error_body(error: WireError) -> tuple[int, Any]:
     """Return the body of an error: Cohere's own has only the message, ``error`` is for clients that come from vLLM."""
     status, body = openai.error_body(error)
-    return status, {"id": error.request_id, "message": error.message, **body}
+    described = {**body["error"], "message": error.message}
+    return status, {"id": error.request_id, "message": error.message, "error": described}
 
 
 TEXT, OTHER_TEXT = "A nursery owns its tasks.", "Every task has a parent."

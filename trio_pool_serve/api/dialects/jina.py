@@ -14,6 +14,7 @@ from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.pool import PoolJob
 
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary"]
@@ -36,7 +37,8 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
     task: str | None = None
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
     normalized: bool | None = None
-    truncate: bool | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    """True is ``END``; the strings are NIM's."""
     return_multivector: bool | None = refused("/pooling with token_embed returns one vector for each token", [False])
 
     @property
@@ -59,26 +61,32 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             refuse_given(self, ("embed_dtype",), "is chosen by embedding_type here: give one of the two")
         if self.encoding_format in ("bytes", "bytes_only"):
             refuse_given(self, ("embedding_type",), "is for JSON, and encoding_format asks for bytes")
+        if isinstance(self.truncate, str):
+            refuse_given(self, ("truncation_side",), "is chosen by truncate here: give one of the two")
+            side: TruncationSide = "left" if self.truncate == "START" else "right"
+            return evolve(self, truncate=self.truncate != "NONE", truncation_side=side).job(network)
         job = super().job(network)
         params = with_truncation(job.input_params, self, truncates=the_same(self, *self.TRUNCATE_NAMES))
         return evolve(job, input_params=params)
 
 
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
-    """Embed, for Voyage's clients too: their ``input_type`` means ``task``.
+    """Embed, for Voyage's and NIM's clients too: their ``input_type`` means ``task``.
 
     Raises what ``pool`` raises. Cancellation: at once.
     """
     param = "task" if getattr(call.wire, "input_type", None) is None else "input_type"
     # A model with adapters for its tasks has no others.
     others = ("embed",) if call.model.task_adapters and call.model.adapter is None else TASKS
-    job = with_input_type(call.job, getattr(call.wire, param), call.model, others=others, param=param)
-    return await openai.respond_embeddings(evolve(call, job=job))
+    input_type = openai.input_type_of(call) or getattr(call.wire, param)
+    job = with_input_type(call.job, input_type, call.model, others=others, param=param)
+    return await openai.respond_embeddings(evolve(call, job=job, model_suffix=""))
 
 
 JINA = Dialect(
     name="jina",
     error_body=openai.error_body,
+    model_suffixes=openai.MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),

@@ -17,12 +17,12 @@ from trio_pool_serve.api.fields.embedding_responses import (
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, EncodingFormat, Endianness, VectorEncoding
 from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few, the_same
-from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields
+from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields, with_input_type
 from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt
 from trio_pool_serve.tasks.pool import PoolJob, pool
 
@@ -130,12 +130,18 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], net
     return ChunkedPrompt(document.text, tuple(chunks))
 
 
+def input_type_of(call: Call[Any, PoolJob]) -> str | None:
+    """Return the input type that NIM's clients append to the name of the model; ``None`` if they do not."""
+    return call.model_suffix.removeprefix("-") or None
+
+
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     """Embed, for all dialects whose requests have the ``encoding`` of ``EmbeddingsRequest``.
 
     Raises what ``pool`` raises. Cancellation: at once.
     """
     encoding: VectorEncoding = call.wire.encoding
+    call = evolve(call, job=with_input_type(call.job, input_type_of(call), call.model))
     refuse_embeddings(call, encoding)
     if call.wire.stream:
         return stream_embeddings(call, encoding)
@@ -145,16 +151,28 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 
 
+SHORTER = "Please reduce your prompt; or completion length."
+"""By this sentence Elasticsearch recognises the error for an input that is too long, and sends half of the input."""
+
+
 def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body of an error in OpenAI's form, which vLLM and Jina use, too."""
-    return error.status, {
-        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}
-    }
+    """Return the body of an error in OpenAI's form, which vLLM and Jina use, too.
+
+    Voyage's and Xinference's clients, and some of NIM's, read ``detail``.
+    """
+    message = f"{error.message} {SHORTER}" if isinstance(error.cause, ContextLengthError) else error.message
+    described = {"message": message, "type": error.type, "param": error.param, "code": error.status}
+    return error.status, {"error": described, "detail": message}
+
+
+MODEL_SUFFIXES = ("-query", "-passage")
+"""NIM's clients may append an input type to the name of a model."""
 
 
 OPENAI = Dialect(
     name="openai",
     error_body=error_body,
+    model_suffixes=MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),

@@ -1,6 +1,6 @@
 """The Voyage dialect: ``/v1/embeddings`` with its fields, ``/v1/rerank`` with ``top_k``, and images."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from attrs import evolve, frozen
@@ -22,7 +22,7 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.messages import ContentInput
 from trio_pool_serve.api.fields.ranking import require_top, respond_ranking
-from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
+from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import ContentPrompt
@@ -193,15 +193,10 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
     return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
 
 
-def error_body(error: WireError) -> tuple[int, Any]:
-    """Return the body of an error for Voyage's clients, and for clients of OpenAI that send Voyage's fields."""
-    status, body = openai.error_body(error)
-    return status, {"detail": error.message, **body}
-
-
 VOYAGE = Dialect(
     name="voyage",
-    error_body=error_body,
+    error_body=openai.error_body,
+    model_suffixes=openai.MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),

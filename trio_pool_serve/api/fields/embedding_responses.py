@@ -8,14 +8,22 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
-from trio_pool_serve.errors import DeadlineExceededError, InvalidRequestError
-from trio_pool_serve.tasks.pool import PooledRow, PoolJob, check_dimensions, estimated_work, pool, rows_to_compute
+from trio_pool_serve.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError
+from trio_pool_serve.tasks.pool import (
+    Pooled,
+    PooledRow,
+    PoolJob,
+    check_dimensions,
+    estimated_work,
+    pool,
+    rows_to_compute,
+)
 from trio_pool_serve.types import SparseVector, Vectors
 
 Item = TypeVar("Item")
@@ -71,6 +79,23 @@ def refuse_embeddings(call: Call[Any, PoolJob], *encodings: VectorEncoding) -> N
     dimensions = call.job.dimensions or call.model.engine.facts.dimensions
     for encoding in encodings:
         encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
+
+
+async def pool_limited(call: Call[Any, PoolJob], job: PoolJob, limit: int | None, *, name: str) -> Pooled:
+    """Compute a job whose texts have at most ``limit`` tokens, by the field ``name`` of the request.
+
+    Longer ones are truncated or refused, as the job says for the model's maximum. Raises what ``pool`` raises.
+    Cancellation: at once.
+    """
+    if limit is not None and job.input_params.truncate_to is not None:
+        keep = min(limit, call.model.renderer.max_model_len)
+        job = evolve(job, input_params=evolve(job.input_params, truncate_to=keep))
+        limit = None
+    pooled = await pool(call.model, job, call.context)
+    for index, tokens in enumerate(pooled.tokens):
+        if limit is not None and tokens > limit:
+            raise ContextLengthError(f"Text {index} has {tokens} tokens, more than {name}, {limit}.")
+    return pooled
 
 
 def vectors_of(row: PooledRow) -> Sequence[Vectors]:

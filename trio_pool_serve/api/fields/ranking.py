@@ -103,7 +103,7 @@ async def respond_ranking(
 async def respond_results(
     call: Call[Any, ScoreJob],
     *,
-    response: type[RankedDocuments],
+    response: Callable[..., RankedDocuments],
     version: str,
     id_prefix: str = "",
     with_texts: bool = False,

@@ -44,6 +44,7 @@ class Call(Generic[Wire, Job]):
     request_id: str
     claimed_by: "DialectEndpoint"
     created: int
+    model_suffix: str = ""
 
     def response_id(self, prefix: str) -> str:
         """Return the id of the response: the ``request_id`` in the body, or else the request's own."""
@@ -69,7 +70,7 @@ class Call(Generic[Wire, Job]):
 class WireError:
     """An error as the table of statuses describes it; each dialect has its own body for it.
 
-    ``status`` is the HTTP status, ``type`` the name that OpenAI's dialect gives it.
+    ``status`` is the HTTP status, ``type`` the name that OpenAI's dialect gives it, ``cause`` the error itself.
     """
 
     status: int
@@ -77,8 +78,12 @@ class WireError:
     message: str
     param: str | None
     request_id: str
-    is_empty_input: bool = False
-    is_unsupported_task: bool = False
+    cause: Exception | None = None
+
+
+def string_error_body(error: WireError) -> tuple[int, Any]:
+    """Return the status and a body that has nothing but the message, as several products write their errors."""
+    return error.status, {"error": error.message}
 
 
 @frozen(eq=False, kw_only=True)
@@ -126,6 +131,10 @@ class Dialect:
     endpoints: tuple[Endpoint[Any, Any], ...]
     error_body: Callable[[WireError], tuple[int, Any]]
     """Returns the status and the JSON body of an error."""
+    model_suffixes: tuple[str, ...] = ()
+    """Clients may append one of these to the name of a model; ``Call.model_suffix`` tells which."""
+    ignores_content_type: bool = False
+    """Whether a body may have any ``Content-Type``; by default it must be JSON, or not declared."""
 
 
 @frozen(eq=False)

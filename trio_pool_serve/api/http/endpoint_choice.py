@@ -13,6 +13,7 @@ from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, PoolServeError
 from trio_pool_serve.service import Service
+from trio_pool_serve.serving.named_models import NamedModels
 
 SEARCHED_FROM = 256 * 1024
 """Bytes; in larger bodies, names are searched for in pieces: that is faster than parsing twice."""
@@ -93,6 +94,12 @@ def decode_body(
         return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
     except PoolServeError as error:
         return DecodedBody(claimed_by, wire, error=error)
+
+
+def model_named_by(decoded: DecodedBody, models: NamedModels, in_path: str | None) -> tuple[str | None, str]:
+    """Return the model that a request names, in its body or else in its path, and the suffix of the name, if any."""
+    name = getattr(decoded.wire, "model", None) or in_path
+    return models.without_suffix(name, decoded.claimed_by.dialect.model_suffixes)
 
 
 def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapping[str, msgspec.Raw]:

@@ -70,15 +70,7 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         message = f"{message[:MAX_MESSAGE]}…"
     if status == 500:
         message += f" The request's id is {request_id}."
-    return WireError(
-        status,
-        kind,
-        message,
-        param,
-        request_id,
-        is_empty_input=isinstance(error, errors.EmptyInputError),
-        is_unsupported_task=isinstance(error, errors.TaskNotSupportedError),
-    )
+    return WireError(status, kind, message, param, request_id, error)
 
 
 def error_body(described: WireError, dialects: Sequence[Dialect]) -> tuple[int, dict[str, Any]]:

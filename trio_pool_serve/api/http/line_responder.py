@@ -8,11 +8,11 @@ import trio
 from attrs import Factory, define, evolve
 
 from trio_pool_serve.api.http.endpoint import Call, Dialect
-from trio_pool_serve.api.http.endpoint_choice import DecodedBody
+from trio_pool_serve.api.http.endpoint_choice import DecodedBody, model_named_by
 from trio_pool_serve.api.http.error_responses import describe, error_body
 from trio_pool_serve.api.http.json_body import is_quick_to_decode
 from trio_pool_serve.api.http.request_body import SMALL_BYTES
-from trio_pool_serve.api.http.route_table import RouteTable
+from trio_pool_serve.api.http.route_table import RouteTable, name_in_path
 from trio_pool_serve.api.http.task_handler import TaskHandler
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
@@ -125,8 +125,9 @@ class LineResponder:
         context: RequestContext,
     ) -> LineResponse:
         """Return the response. Raises ``_NotJsonError`` for one that cannot be part of a line."""
-        models = self.service.models
-        with models.use(getattr(decoded.wire, "model", None), among=submitter.models) as use:
+        models, template = self.service.models, self.routes.template_of(self.routes.path_of_route(line.path))
+        name, suffix = model_named_by(decoded, models, name_in_path(template, line.path))
+        with models.use(name, among=submitter.models) as use:
             call = Call(
                 wire=decoded.wire,
                 job=decoded.job,
@@ -136,6 +137,7 @@ class LineResponder:
                 request_id=line.request_id,
                 claimed_by=decoded.claimed_by,
                 created=line.created,
+                model_suffix=suffix,
             )
             response = await decoded.claimed_by.endpoint.respond(call)
         if not isinstance(response.body, bytes):

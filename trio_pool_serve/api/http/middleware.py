@@ -14,7 +14,7 @@ from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.task_handler import TaskHandler
-from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.config import KeyScope, NetworkConfig
 from trio_pool_serve.errors import (
     AuthenticationError,
     OverloadedError,
@@ -40,6 +40,12 @@ A refused request takes 121 µs of CPU time then, instead of 262 (``python -m be
 is a fiftieth of ``--max-queue-s``, much less than the error of the estimate."""
 
 MAX_KNOWN = 1024
+
+KEYLESS: Mapping[KeyScope, Collection[str]] = {
+    "all-but-metrics": ("/metrics",),
+    "all-but-models": ("/v1/models", "/models", "/v1/models/{name}"),
+}
+"""The routes whose GET needs no key, by ``--api-key-scope``."""
 
 
 @frozen(eq=False)
@@ -181,14 +187,15 @@ class Middleware:
             return False  # browsers ask for a page's permission without its key
         if self._network.api_key_scope == "vllm":
             return path.startswith(("/v1", "/v2"))
-        return self._network.api_key_scope == "all" or path != "/metrics"
+        keyless = KEYLESS.get(self._network.api_key_scope, ())
+        return method not in ("GET", "HEAD") or request.route not in keyless
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""
         self._service.metrics.count_failure(error)
         request.error = error
         endpoint = request.claimed_by
-        dialects = self._by_path.get(request.path, (self._default,)) if endpoint is None else (endpoint.dialect,)
+        dialects = self._by_path.get(request.route, (self._default,)) if endpoint is None else (endpoint.dialect,)
         response = error_response(error, request, dialects)
         forget_frames(error)
         return response

@@ -1,5 +1,6 @@
 """The routes of the server, and the handler of each request."""
 
+import logging
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -12,6 +13,8 @@ from trio_pool_serve.errors import MethodNotAllowedError
 Routes: TypeAlias = Mapping[tuple[str, str], Handler]
 """Handlers by method and path. ``/{name}`` in a path matches anything, slashes included; if several paths match, the
 one with the longest end is chosen."""
+
+logger = logging.getLogger(__name__)
 
 SLASHES = re.compile("/{2,}")
 
@@ -44,6 +47,7 @@ class RouteTable:
             for path in sorted(templates, key=lambda path: -len(path.partition(PLACE)[2]))
         }
         """Of paths with ``{name}``."""
+        self._has_warned = False
 
     def find(self, method: str, path: str) -> Handler | None:
         """Return the handler of a request; ``None`` if no route has its path."""
@@ -57,11 +61,27 @@ class RouteTable:
         return next((template for template, pattern in self._patterns.items() if pattern.fullmatch(path)), "")
 
     def path_of_route(self, path: str) -> str:
-        """Return a path as its route spells it: single slashes, none at the end; unchanged if no route has it."""
+        """Return a path as its route spells it: single slashes, none at the end, one /v1; else it is unchanged."""
         if not path or self.template_of(path):
             return path
         plain = SLASHES.sub("/", path).rstrip("/") or "/"
-        return plain if self.template_of(plain) else path
+        single = plain.removeprefix("/v1")
+        if self.template_of(plain):
+            return plain
+        if not (single.startswith("/v1/") and (template := self.template_of(single))):
+            return path
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a client requests /v1%s instead of %s: its base URL must not end in /v1", template, template
+            )
+        return single
+
+
+def name_in_path(template: str, path: str) -> str | None:
+    """Return the part of a path in the place of ``{name}`` in its route's path; ``None`` if that has no such part."""
+    before, place, after = template.partition(PLACE)
+    return path.removeprefix(before).removesuffix(after) if place else None
 
 
 def fixed(response: HttpResponse) -> Handler:

@@ -16,12 +16,13 @@ from trio_pool_serve.api.http.endpoint_choice import (
     PathByFields,
     decode_body,
     endpoints_by_path,
+    model_named_by,
 )
 from trio_pool_serve.api.http.json_body import decode_json, is_quick_to_decode, model_named_in, require_json_type
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.route_table import Routes, name_in_path
 from trio_pool_serve.engine.admission import EstimatedWork, retry_after_s
 from trio_pool_serve.errors import DeadlineExceededError, OverloadedError
 from trio_pool_serve.rendering.memory_budget import Reservation
@@ -130,8 +131,11 @@ class TaskHandler:
         claimed_by, wire = request.claimed_by, request.wire = decoded.claimed_by, decoded.wire
         if decoded.error is not None:
             raise decoded.error
-        with service.models.use(getattr(wire, "model", None), among=request.models) as use:
+        name, suffix = model_named_by(decoded, service.models, name_in_path(request.route, request.path))
+        with service.models.use(name, among=request.models) as use:
+            began = time.perf_counter()
             model = await service.models.loaded(use)
+            request.timings.load_s = time.perf_counter() - began
             if getattr(wire, "cache_salt", None) is not None:
                 model = evolve(model, results=None)  # it keeps clients apart, so no outputs are shared
             request.model = model.name
@@ -144,6 +148,7 @@ class TaskHandler:
                 request_id=request.request_id,
                 claimed_by=claimed_by,
                 created=request.created,
+                model_suffix=suffix,
             )
             response = await claimed_by.endpoint.respond(call)
             request.fingerprint = model.computed_by.fingerprint
@@ -157,7 +162,8 @@ class TaskHandler:
         Raises ``UnsupportedMediaTypeError``, ``BodyTimeoutError``, ``PayloadTooLargeError`` and ``OverloadedError``.
         Cancellation: at once while the body arrives; decoding that has begun is finished.
         """
-        require_json_type(request)
+        if not self.candidates[0].dialect.ignores_content_type:
+            require_json_type(request)
         body = await request.body.take(self.service.config.time_limits.client_timeout_s)
         if is_quick_to_decode(body):
             return self.decode(body)

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 import trio_pool_serve
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes
+from trio_pool_serve.api.http.route_table import Routes, name_in_path
 from trio_pool_serve.api.routes.adapters import (
     ACCEPTED_NAMES,
     MAX_BODY_BYTES,
@@ -25,7 +25,7 @@ from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
 from trio_pool_serve.config.model_sources import source_of_table
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, NotFoundError, PermissionDeniedError
 from trio_pool_serve.models.files.chat_template import JINJA
-from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.models.model_kind import AnyModelFolder, ModelSpec
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.adapter_changes import remove_adapter
 from trio_pool_serve.serving.served_model import ServedModel
@@ -59,16 +59,20 @@ def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
 def model_object(service: Service, served: ServedModel, name: str) -> dict[str, object]:
     """Return the entry of a model by one of its names, as OpenAI's and Cohere's clients read it.
 
-    ``tasks`` are those of this server, ``name`` is Cohere's name for the id. ``created`` and ``last_used`` are in
+    ``tasks`` are those of this server, ``name`` is Cohere's name for the id. Clients that discover models read
+    ``model_type``, ``max_tokens`` and ``context_length``, as Xinference has them. ``created`` and ``last_used`` are in
     seconds since the epoch. Fields that are unknown until a model is loaded for the first time are left out until then,
     as is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32`` is only there for
     a quantised model: the mean over some texts.
     """
     folder, cosine, memory = served.folder, served.cosine_with_float32, served.engine.worker.memory
     computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by
-    tasks = [] if folder is None else tasks_of(folder)
+    tasks, length = ([], None) if folder is None else (tasks_of(folder), folder.max_model_len)
     known = {
-        "max_model_len": None if folder is None else folder.max_model_len,
+        "max_model_len": length,
+        "max_tokens": length,
+        "context_length": length,
+        "model_type": None if folder is None else _kind_of(folder.spec).replace("reranker", "rerank"),
         "task": None if folder is None else folder.task or tasks[0],
         "tasks": tasks or None,
         "sparse_indices": folder.spec.sparse_indices if folder and "sparse_embed" in tasks else None,
@@ -108,21 +112,27 @@ def model_of(service: Service, request: HttpRequest) -> tuple[ServedModel, str]:
     Raises ``NotFoundError`` and ``EngineLoadingError``.
     """
     service.models.require_started()
-    name = request.path.partition("/models/")[2]
+    name = name_in_path(request.route, request.path) or ""
     served = service.models.named(name) or service.models.named(name := name.rstrip("/"))
     if served is None or (served, name) not in names_among(service, request.models):
-        raise NotFoundError(f"The model `{name}` does not exist.")
+        raise NotFoundError(f"The model `{name}` does not exist.", model=name)
     return served, name
+
+
+def _kind_of(spec: ModelSpec) -> Literal["embedding", "reranker", "classifier"]:
+    if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
+        return "embedding"
+    return "reranker" if spec.scoring == "pairs" else "classifier"
 
 
 def _model_type(model: Model) -> dict[str, dict[str, object]]:
     """Return one entry: ``embedding`` with the pooling, or ``reranker`` or ``classifier`` with the labels' names."""
     spec = model.folder.spec
-    if spec.tasks & {"embed", "token_embed", "sparse_embed"}:
+    if (kind := _kind_of(spec)) == "embedding":
         return {"embedding": {"pooling": spec.pooling.replace("lasttoken", "last_token")}}
     names = {str(index): model.label(index) for index in range(len(spec.labels) or 1)}
     labels: dict[str, object] = {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
-    return {"reranker" if spec.scoring == "pairs" else "classifier": labels}
+    return {kind: labels}
 
 
 def model_routes(service: Service) -> Routes:

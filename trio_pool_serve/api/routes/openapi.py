@@ -16,6 +16,7 @@ from trio_pool_serve.api.http.endpoint_choice import PathByFields, endpoints_by_
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
+from trio_pool_serve.api.routes.operations import RUNNING
 
 Route: TypeAlias = tuple[str, str]
 """Method and path."""
@@ -82,10 +83,37 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/tokenizer_info"): Operation(
         "The tokenizer's settings and the chat template.", {"tokenizer_class": "BertTokenizer"}
     ),
+    ("GET", "/api/tags"): Operation("The models of the server, for Ollama's clients.", {"models": []}),
+    ("GET", "/api/ps"): Operation("The loaded models, for Ollama's clients.", {"models": []}),
+    ("GET", "/api/version"): Operation("As /version.", {"version": trio_pool_serve.__version__}),
+    ("POST", "/api/show"): Operation(
+        "One model, for Ollama's clients.",
+        {"details": {}, "model_info": {"general.architecture": "bert"}, "capabilities": ["embedding"]},
+        body={"model": "org/model"},
+    ),
+    ("POST", "/api/pull"): Operation(
+        "Whether a model is served: none is downloaded.",
+        {"status": "success"},
+        "application/x-ndjson",
+        body={"model": "org/model"},
+    ),
+    ("POST", "/api/generate"): Operation("Refused: the models generate no text.", {}, body={"model": "org/model"}),
+    ("POST", "/api/chat"): Operation("Refused: the models generate no text.", {}, body={"model": "org/model"}),
+    ("GET", "/v1/health/live"): Operation("As /livez, for NIM's clients.", {"live": True}),
+    ("GET", "/v1/health/ready"): Operation("As /health, for NIM's clients.", {"ready": True}),
+    ("GET", "/.well-known/live"): Operation("As /livez, for Weaviate.", ""),
+    ("GET", "/.well-known/ready"): Operation("As /health, for Weaviate.", ""),
+    ("GET", "/meta"): Operation("The default model, for Weaviate.", {"model": "org/model"}),
+    ("GET", "/v1/cluster/auth"): Operation("Whether a key is needed, for Xinference's clients.", {"auth": False}),
+    ("GET", "/v2"): Operation("The server, by the Open Inference Protocol.", {"name": "trio_pool_serve"}),
+    ("GET", "/v2/health/live"): Operation("As /livez.", {"live": True}),
+    ("GET", "/v2/health/ready"): Operation("As /health.", {"ready": True}),
+    ("GET", "/v2/models/{name}"): Operation("A model's tensors.", {"name": "org/model", "inputs": [], "outputs": []}),
+    ("GET", "/v2/models/{name}/ready"): Operation("Whether a model is loaded.", {"name": "org/model", "ready": True}),
     ("GET", "/livez"): Operation("Whether the process should be kept.", {"status": "alive"}),
     ("GET", "/health"): Operation("Whether the models are loaded and their engines alive.", {"status": "ready"}),
     ("GET", "/ping"): Operation("As /health.", {"status": "ready"}),
-    ("GET", "/"): Operation("As /health.", {"status": "ready"}),
+    ("GET", "/"): Operation("As /health, with the text that Ollama's clients look for.", RUNNING, "text/plain"),
     ("POST", "/ping"): Operation("As /health.", {"status": "ready"}),
     ("GET", "/readyz"): Operation("Whether the server accepts tasks now.", {"status": "ready"}),
     ("GET", "/metrics"): Operation(

@@ -11,6 +11,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
 from trio_pool_serve.api.routes.console import LIVE_PATH
+from trio_pool_serve.api.routes.discovery import OPEN_PATHS
 from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.errors import InvalidRequestError, PermissionDeniedError
@@ -21,9 +22,13 @@ LIVENESS_PATH, READINESS_PATH = "/livez", "/readyz"
 HEALTH_PATHS = ("/health", "/ping", "/")
 """The last is the default of load balancers, and a probe of text-embeddings-inference."""
 
+RUNNING = "Ollama is running"
+
+PROBE_PATHS = (LIVENESS_PATH, READINESS_PATH, *HEALTH_PATHS, *OPEN_PATHS)
+
 PROBE_ROUTES = frozenset(
     {
-        *((method, path) for method in ("GET", "HEAD") for path in (LIVENESS_PATH, READINESS_PATH, *HEALTH_PATHS)),
+        *((method, path) for method in ("GET", "HEAD") for path in PROBE_PATHS),
         ("POST", "/ping"),
     }
 )
@@ -73,6 +78,12 @@ def operational_routes(service: Service) -> Routes:
         state = service.state
         return _status(state, ok=state not in ("loading", "dead"))
 
+    async def root(request: HttpRequest) -> HttpResponse:
+        """Respond as ``health``, in text: clients of Ollama compare it. Cancellation: has no checkpoint."""
+        probed = await health(request)
+        text = RUNNING if probed.status == 200 else service.state
+        return HttpResponse(text.encode(), "text/plain; charset=utf-8", probed.status)
+
     async def metrics(_: HttpRequest) -> HttpResponse:
         text = await service.offload.run("postprocess", partial(exposition_of, await service.snapshots()))
         return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
@@ -89,6 +100,7 @@ def operational_routes(service: Service) -> Routes:
         ("GET", LIVENESS_PATH): liveness,
         ("GET", READINESS_PATH): readiness,
         **{("GET", path): health for path in HEALTH_PATHS},
+        ("GET", "/"): root,
         ("POST", "/ping"): health,
         ("GET", "/metrics"): metrics,
         ("GET", "/load"): load,

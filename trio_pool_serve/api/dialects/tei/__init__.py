@@ -7,6 +7,7 @@ from trio_pool_serve.api.dialects.tei.root_endpoint import ROOT
 from trio_pool_serve.api.dialects.tei.scoring_endpoints import SCORING_ENDPOINTS
 from trio_pool_serve.api.dialects.tei.token_endpoints import TOKEN_ENDPOINTS
 from trio_pool_serve.api.http.endpoint import Dialect, WireError
+from trio_pool_serve.errors import EmptyInputError, TaskNotSupportedError
 
 ERROR_TYPES = {
     400: "Validation",
@@ -31,9 +32,9 @@ STATUSES = {400: 422, 500: 424, 507: 424}
 
 def error_body(error: WireError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
-    if error.is_empty_input:
+    if isinstance(error.cause, EmptyInputError):
         return 400, {"error": error.message, "error_type": "Empty"}
-    if error.is_unsupported_task:  # TEI's own backend refuses it
+    if isinstance(error.cause, TaskNotSupportedError):  # TEI's own backend refuses it
         return 424, {"error": error.message, "error_type": "Backend"}
     status = STATUSES.get(error.status, error.status)
     return status, {"error": error.message, "error_type": ERROR_TYPES.get(error.status, "Backend")}

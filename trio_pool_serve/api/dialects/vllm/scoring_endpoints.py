@@ -19,7 +19,7 @@ from trio_pool_serve.api.fields.field_values import (
 )
 from trio_pool_serve.api.fields.input_fields import RequestOptions
 from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireContent
-from trio_pool_serve.api.fields.ranking import RankedDocuments, require_top, respond_results
+from trio_pool_serve.api.fields.ranking import RankedDocuments, RerankResult, require_top, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -216,6 +216,27 @@ class RerankResponse(RankedDocuments):
     object: Literal["rerank"] = "rerank"
 
 
+@frozen
+class ScoredIndex:
+    """A document's index in the request, and its score."""
+
+    index: int
+    relevance_score: float
+
+
+@frozen(kw_only=True)
+class RerankResponseWithData(RerankResponse):
+    """The response of ``/v1/rerank``, which clients of Voyage use, too: those read ``data``."""
+
+    data: list[ScoredIndex]
+
+    @classmethod
+    def of(cls, *, results: list[RerankResult], **fields: Any) -> "RerankResponseWithData":
+        """Return the response with these results."""
+        data = [ScoredIndex(result.index, result.relevance_score) for result in results]
+        return cls(results=results, data=data, **fields)
+
+
 SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     Endpoint(
         paths=("/score", "/v1/score"),
@@ -226,17 +247,23 @@ SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
         summary="Score how well texts match: one with one, one with many, or many one by one.",
         example={"text_1": "What does a nursery do?", "text_2": ["A nursery owns its tasks.", "Bread needs flour."]},
     ),
-    Endpoint(
-        paths=("/rerank", "/v1/rerank"),
-        wire=RerankRequest,
-        respond=partial(respond_results, response=RerankResponse, version="1", id_prefix="rerank-", with_texts=True),
-        field_names=SCORE_FIELD_NAMES,
-        response=RerankResponse,
-        summary="Sort documents by how well they fit a query, best first.",
-        example={
-            "query": "What does a nursery do?",
-            "documents": ["Bread needs flour.", "A nursery owns its tasks."],
-            "top_n": 1,
-        },
+    *(
+        Endpoint(
+            paths=(path,),
+            wire=RerankRequest,
+            respond=partial(respond_results, response=write, version="1", id_prefix="rerank-", with_texts=True),
+            field_names=SCORE_FIELD_NAMES,
+            response=response,
+            summary="Sort documents by how well they fit a query, best first.",
+            example={
+                "query": "What does a nursery do?",
+                "documents": ["Bread needs flour.", "A nursery owns its tasks."],
+                "top_n": 1,
+            },
+        )
+        for path, response, write in (
+            ("/rerank", RerankResponse, RerankResponse),
+            ("/v1/rerank", RerankResponseWithData, RerankResponseWithData.of),
+        )
     ),
 )

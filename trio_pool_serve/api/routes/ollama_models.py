@@ -1,0 +1,192 @@
+"""Ollama's routes that describe models, and its routes for what this server does not do."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from typing import NoReturn
+
+import msgspec
+import trio
+
+import trio_pool_serve
+from trio_pool_serve.api.dialects.ollama import OLLAMA
+from trio_pool_serve.api.http.request import HttpRequest
+from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import Routes, fixed
+from trio_pool_serve.api.routes.models import names_among
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+from trio_pool_serve.models.files.model_digest import files_of_model
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.service import Service
+from trio_pool_serve.serving.served_model import ServedModel
+
+PATHS = ("/api/tags", "/api/ps", "/api/version", "/api/show", "/api/pull", "/api/generate", "/api/chat")
+
+MAX_BODY_BYTES = 4096
+
+FOR_EVER = "9999-12-31T23:59:59Z"
+
+
+class ModelRequest(msgspec.Struct, frozen=True):
+    """The body of requests about one model; ``name`` is an older name of ``model``."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+def tagged(name: str) -> str:
+    """Return a model's name with a tag, as Ollama lists it."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _details(served: ServedModel, folder: AnyModelFolder) -> dict[str, object]:
+    family, dtype = folder.model_type, served.computed_by.dtype
+    known = {"context_length": folder.max_model_len, "embedding_length": served.dimensions}
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": dtype,
+        **{name: value for name, value in known.items() if value},
+    }
+
+
+def _capabilities(folder: AnyModelFolder) -> list[str]:
+    return ["embedding"] if "embed" in folder.spec.tasks else []
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
+    """Return what all routes say of a model. Blocks: reads the sizes of its files."""
+    source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
+    size, changed = 0, served.created
+    with suppress(OSError):  # the folder may be gone: the model stays loaded
+        found = [path.stat() for path in files_of_model(folder.path).values()]
+        size, changed = sum(each.st_size for each in found), max(each.st_mtime for each in found)
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": _time(changed),
+        "size": size,
+        "digest": sha256(source.encode()).hexdigest(),
+        "details": _details(served, folder),
+        "capabilities": _capabilities(folder),
+    }
+
+
+def _running(now: float, idle_s: float, served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
+    """Return what ``/api/ps`` says of a loaded model, which is unloaded after ``idle_s``. Blocks as ``_entry``.
+
+    ``now`` is by trio's clock.
+    """
+    memory, unused_s = served.engine.worker.memory, 0 if served.users else now - served.idle_since
+    return {
+        **_entry(served, name, folder),
+        "expires_at": _time(time.time() + max(0.0, idle_s - unused_s)) if idle_s else FOR_EVER,
+        "size": memory.resident_bytes + memory.device_bytes,
+        "size_vram": memory.device_bytes,
+        "context_length": folder.max_model_len,
+    }
+
+
+def ollama_routes(service: Service) -> Routes:
+    """Return the routes of Ollama's API that compute nothing."""
+
+    def models(request: HttpRequest) -> list[tuple[ServedModel, str, AnyModelFolder]]:
+        service.models.require_started()
+        named = names_among(service, request.models)
+        return [(served, name, served.folder) for served, name in named if served.folder is not None]
+
+    async def listed(
+        each: Callable[..., object], of: Sequence[tuple[ServedModel, str, AnyModelFolder]]
+    ) -> HttpResponse:
+        entries = await service.offload.run("postprocess", lambda: [each(*model) for model in of])
+        return HttpResponse.json({"models": entries})
+
+    async def tags(request: HttpRequest) -> HttpResponse:
+        return await listed(_entry, models(request))
+
+    async def running(request: HttpRequest) -> HttpResponse:
+        """Respond with the loaded models. Cancellation: as ``Offload.run``."""
+        each = partial(_running, trio.current_time(), service.config.model_changes.idle_unload_s)
+        return await listed(each, [model for model in models(request) if model[0].loaded is not None])
+
+    async def show(request: HttpRequest) -> HttpResponse:
+        """Describe a model. Raises ``InvalidRequestError`` and ``NotFoundError``. Cancellation: at once."""
+        name, _ = await asked(request)
+        served, name, folder = find(request, name)
+        family = folder.model_type
+        info = {
+            "general.architecture": family,
+            "general.basename": name,
+            f"{family}.context_length": folder.max_model_len,
+            f"{family}.embedding_length": served.dimensions,
+        }
+        entry = await service.offload.run("postprocess", partial(_entry, served, name, folder))
+        return HttpResponse.json(
+            {
+                "modelfile": f"# Served by trio_pool_serve\nFROM {served.source.shown_location}\n",
+                "parameters": "",
+                "template": "{{ .Prompt }}",
+                "model_info": {key: value for key, value in info.items() if value},
+                **{key: entry[key] for key in ("details", "capabilities", "modified_at")},
+            }
+        )
+
+    async def pull(request: HttpRequest) -> HttpResponse:
+        """Respond that a served model is there. Raises ``InvalidRequestError`` for others. Cancellation: at once."""
+        name, body = await asked(request)
+        try:
+            find(request, name)
+        except NotFoundError as error:
+            raise InvalidRequestError(
+                f"pull model {name!r}: this server computes with the models that it was started with, and downloads "
+                f"none on request. {error}",
+                param="model",
+            ) from error
+        done = {"status": "success"}
+        if body.stream is False:
+            return HttpResponse.json(done)
+        return HttpResponse(msgspec.json.encode(done) + b"\n", "application/x-ndjson")
+
+    async def refuse(request: HttpRequest) -> NoReturn:
+        raise InvalidRequestError(
+            f"{request.path} is not supported: the models of this server generate no text. They compute embeddings "
+            "(/api/embed) and rankings (/api/rerank)."
+        )
+
+    async def asked(request: HttpRequest) -> tuple[str, ModelRequest]:
+        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        try:
+            asked_for = msgspec.json.decode(body, type=ModelRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f'The body is not {{"model": "NAME"}}: {error}.') from error
+        if not (name := asked_for.model or asked_for.name):
+            raise InvalidRequestError("model is required", param="model")
+        return name, asked_for
+
+    def find(request: HttpRequest, name: str) -> tuple[ServedModel, str, AnyModelFolder]:
+        plain, _ = service.models.without_suffix(name, OLLAMA.model_suffixes)
+        served = service.models.find(plain, among=request.models)
+        if served.folder is None:
+            raise NotFoundError(f"The model `{name}` has not been loaded yet.", model=name)
+        return served, plain or name, served.folder
+
+    return {
+        ("GET", "/api/tags"): tags,
+        ("GET", "/api/ps"): running,
+        ("GET", "/api/version"): fixed(HttpResponse.json({"version": trio_pool_serve.__version__})),
+        ("POST", "/api/show"): show,
+        ("POST", "/api/pull"): pull,
+        ("POST", "/api/generate"): refuse,
+        ("POST", "/api/chat"): refuse,
+    }
