@@ -20,9 +20,9 @@ what dialects have in common; `/openapi.json` of a running server has the schema
 `/docs` shows it in a browser.
 
 With `--api-key` or `--api-keys-file` every route needs a key, except those that say so below. With
-`--api-key-scope vllm` only routes below `/v1` and `/v2` need one, with `all-but-metrics` all but `/metrics`. Of the
-keys of `--api-keys-file`, only those with `admin` may use the routes that say so. GET routes answer HEAD as well, every
-path answers OPTIONS.
+`--api-key-scope vllm` only routes below `/v1` and `/v2` need one, with `all-but-metrics` all but `/metrics`, with
+`all-but-models` all but the list of models. Of the keys of `--api-keys-file`, only those with `admin` may use the
+routes that say so. GET routes answer HEAD as well, every path answers OPTIONS.
 """
 
 COMPUTING = """

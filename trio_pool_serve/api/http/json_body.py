@@ -105,7 +105,7 @@ def _choices(message: str, wire_type: type, param: str | None) -> str:
     """Return the choices of an enumeration, with pydantic's name of the error, which clients look for."""
     if not message.startswith("Invalid enum value"):
         return ""
-    choices = [f"'{choice}'" for choice in _literals(get_type_hints(wire_type).get(param or ""))]
+    choices = [f"'{choice}'" for choice in dict.fromkeys(_literals(get_type_hints(wire_type).get(param or "")))]
     if not choices:  # of a field within a field
         return " (literal_error)"
     return f": it should be {' or '.join(filter(None, [', '.join(choices[:-1]), *choices[-1:]]))} (literal_error)"

@@ -1,0 +1,220 @@
+"""Ollama's routes over real sockets; the runner is scripted, so every answer is known."""
+
+import json
+from datetime import UTC, datetime
+
+import attrs
+import pytest
+
+import trio_pool_serve
+from tests.api.scripted_models import LONG, Able, served_as, vector_of
+from tests.api.serving import post, serving
+from tests.conftest import assert_idle, full_queue
+from tests.scripted_runner import ScriptedRunner
+from tests.tables import each
+from trio_pool_serve.types import Embed
+
+MODEL = {"model": "minilm"}
+IDLE_S = 300.0
+
+service = served_as(Able())
+
+
+@pytest.fixture
+def config(config):
+    changes = attrs.evolve(config.model_changes, idle_unload_s=IDLE_S)
+    return attrs.evolve(config, models=(f"minilm={config.models[0]}",), model_changes=changes)
+
+
+def params_of(scripted: ScriptedRunner) -> list[Embed]:
+    return [param for batch in scripted.batches for request in batch.requests for param in request.params]
+
+
+# -- embeddings -------------------------------------------------------------------------------------------
+
+
+async def test_each_input_gets_a_vector_of_unit_length_and_the_rest_is_counted(client, scripted, service):
+    answer = await post(client, "/api/embed", model="minilm:latest", input=["hello", "w1 w2"])
+    assert answer.pop("total_duration") > answer.pop("load_duration") >= 0
+    assert answer == {
+        "model": "minilm:latest",
+        "embeddings": [vector_of("hello"), vector_of("w1 w2")],
+        "prompt_eval_count": 7,
+    }
+    assert params_of(scripted) == [Embed(normalize=True)] * 2
+    assert_idle(service)
+
+
+@each("given", ["", [], None])
+async def test_nothing_to_embed_is_no_error(client, scripted, given):
+    assert (await post(client, "/api/embed", input=given, **MODEL))["embeddings"] == []
+    assert await post(client, "/api/embeddings", prompt=given or None, **MODEL) == {"embedding": []}
+    assert scripted.batches == []
+
+
+async def test_the_older_route_embeds_one_text_and_does_not_normalise(client, scripted):
+    assert await post(client, "/api/embeddings", prompt="hello", **MODEL) == {"embedding": vector_of("hello")}
+    assert params_of(scripted) == [Embed(normalize=False)]
+
+
+@each(("dimensions", "used"), [(3, 3), (8, 8), (9, None), (2**31 - 1, None), (0, None), (None, None)])
+async def test_more_dimensions_than_the_model_has_are_all_of_them(client, scripted, dimensions, used):
+    scripted.batches.clear()
+    (vector,) = (await post(client, "/api/embed", input="hello", dimensions=dimensions, **MODEL))["embeddings"]
+    assert len(vector) == (used or 8)
+    assert params_of(scripted) == [Embed(dimensions=used, normalize=True)]
+
+
+async def test_long_inputs_are_truncated_to_what_num_ctx_and_the_model_allow(client):
+    words = LONG.split()
+    for given, kept in (({}, 62), ({"options": {"num_ctx": 5}}, 3), ({"options": {"num_ctx": 10**6}}, 62)):
+        answer = await post(client, "/api/embed", input=LONG, **given, **MODEL)
+        assert answer["embeddings"] == [vector_of(" ".join(words[:kept]))]
+        assert answer["prompt_eval_count"] == kept + 2
+
+
+@each(
+    ("fields", "status", "said"),
+    [
+        ({"input": LONG, "truncate": False}, 400, "the input length exceeds the context length: "),
+        ({"input": "w1 w2", "truncate": False, "options": {"num_ctx": 3}}, 400, "the input length exceeds the context"),
+        ({"input": "w1", "model": "other"}, 404, "model 'other' not found"),
+        ({"input": "w1", "model": "minilm:8b"}, 404, "model 'minilm:8b' not found"),
+        ({"input": "w1", "model": ""}, 400, "model is required"),
+        ({"input": [1, 2]}, 400, "Expected `str`, got `int` - at `$.input[0]`"),
+        ({"input": {"text": "w1"}}, 400, "`$.input`"),
+        ({"input": "w1", "keep_alive": "five minutes"}, 400, "keep_alive must be a number of seconds, or a duration"),
+        ({"input": "w1", "keep_alive": "5" * 100 + "m"}, 400, "keep_alive must be"),
+        ({"input": "w1", "keep_alive": True}, 400, "keep_alive"),
+        ({"input": "w1", "options": {"num_ctx": 0}}, 400, "options.num_ctx must be at least 1, not 0."),
+        ({"input": "w1", "options": {"num_ctx": "many"}}, 400, "`$.options.num_ctx`"),
+        ({"input": "w1", "dimensions": -1}, 400, "dimensions must be at least 0, not -1."),
+    ],
+)
+async def test_errors_are_strings_whose_beginnings_clients_know(client, scripted, fields, status, said):
+    scripted.batches.clear()
+    answer = await client.post("/api/embed", json={**MODEL, **fields})
+    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
+    assert said in answer.json()["error"]
+    computed_first = fields.get("options") == {"num_ctx": 3}  # its length is known only then
+    assert bool(scripted.batches) == computed_first
+
+
+@each("keep_alive", [0, -1, 300, 1.5, "5m", "-1m", "1h30m", "0", "24h", "1.5s", "100ms", None])
+async def test_keep_alive_is_read_and_unloads_nothing(client, service, keep_alive):
+    await post(client, "/api/embed", input="hello", keep_alive=keep_alive, **MODEL)
+    assert service.default.state == "loaded"
+
+
+async def test_a_full_queue_is_503_by_a_word_that_clients_retry_on(client, service):
+    with full_queue(service):
+        answer = await client.post("/api/embed", json={"input": "hello", **MODEL})
+    assert answer.status_code == 503
+    assert answer.json()["error"].startswith("server overloaded, please retry shortly: ")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_documents_are_reranked_as_dify_reads_it(client):
+    answer = await post(client, "/api/rerank", query="hello w1", documents=["w2", "hello w1", "w1"], top_n=2, **MODEL)
+    assert answer["model"] == "minilm"
+    assert [(result["index"], set(result)) for result in answer["results"]] == [
+        (1, {"index", "relevance_score"}),
+        (2, {"index", "relevance_score"}),
+    ]
+
+
+@each("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json; charset=utf-8", "*/*", ""])
+async def test_any_content_type_is_taken_for_json(client, kind):
+    body = json.dumps({"input": "hello", **MODEL})
+    answer = await client.post("/api/embed", content=body, headers={"content-type": kind} if kind else {})
+    assert answer.status_code == 200, answer.text
+
+
+# -- models -----------------------------------------------------------------------------------------------
+
+DETAILS = {
+    "parent_model": "",
+    "format": "safetensors",
+    "families": ["bert"],
+    "family": "bert",
+    "parameter_size": "",
+    "quantization_level": "",
+    "context_length": 64,
+    "embedding_length": 8,
+}
+
+
+async def test_models_are_listed_with_a_tag_and_what_their_files_say(client, service, config):
+    (listed,) = (await client.get("/api/tags")).json()["models"]
+    folder = service.default.folder.path
+    modified_at, size, digest = (listed.pop(name) for name in ("modified_at", "size", "digest"))
+    files = [path.stat() for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt")]
+    assert size == sum(each.st_size for each in files)
+    changed = datetime.fromisoformat(modified_at)
+    assert abs(changed.timestamp() - max(each.st_mtime for each in files)) < 1e-3
+    assert len(bytes.fromhex(digest)) == 32
+    assert listed == {
+        "name": "minilm:latest",
+        "model": "minilm:latest",
+        "details": DETAILS,
+        "capabilities": ["embedding"],
+    }
+
+
+async def test_a_loaded_model_is_listed_with_the_time_when_it_would_be_unloaded(client, service):
+    await post(client, "/api/embed", input="hello", **MODEL)
+    (running,) = (await client.get("/api/ps")).json()["models"]
+    left_s = (datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)).total_seconds()
+    assert IDLE_S - 60 < left_s <= IDLE_S
+    assert (running["name"], running["context_length"], running["size_vram"]) == ("minilm:latest", 64, 0)
+
+
+async def test_a_model_that_is_not_unloaded_expires_never(config, scripted):
+    config = attrs.evolve(config, model_changes=attrs.evolve(config.model_changes, idle_unload_s=0.0))
+    async with serving(config, scripted) as (_, client):
+        (running,) = (await client.get("/api/ps")).json()["models"]
+    assert running["expires_at"] == "9999-12-31T23:59:59Z"
+
+
+@each("asked", [{"model": "minilm"}, {"name": "minilm:latest"}, {"model": "", "name": "minilm", "verbose": True}])
+async def test_a_model_is_shown(client, asked):
+    shown = await post(client, "/api/show", **asked)
+    assert shown["details"] == DETAILS
+    assert shown["model_info"] == {
+        "general.architecture": "bert",
+        "general.basename": "minilm",
+        "bert.context_length": 64,
+        "bert.embedding_length": 8,
+    }
+    assert shown["capabilities"] == ["embedding"]
+    assert {"modelfile", "parameters", "template", "modified_at"} <= shown.keys()
+
+
+@each(
+    ("path", "body", "status", "said"),
+    [
+        ("/api/show", b'{"model": "other"}', 404, "model 'other' not found"),
+        ("/api/show", b"{}", 400, "model is required"),
+        ("/api/show", b"", 400, "The body is not"),
+        ("/api/show", b"[1]", 400, "The body is not"),
+        ("/api/show", b'{"model": "' + b"x" * 5000 + b'"}', 413, "4096"),
+        ("/api/pull", b'{"model": "other"}', 400, "pull model 'other': this server computes with the models that"),
+        ("/api/pull", b"\xff", 400, "The body is not"),
+        ("/api/generate", b'{"model": "minilm", "prompt": "hello"}', 400, "/api/generate is not supported"),
+        ("/api/chat", b"x" * 100_000, 400, "generate no text. They compute embeddings (/api/embed)"),
+    ],
+)
+async def test_a_route_that_cannot_do_it_says_why(client, path, body, status, said):
+    answer = await client.post(path, content=body)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
+    assert said in answer.json()["error"]
+
+
+async def test_a_served_model_is_pulled_at_once(client):
+    streamed = await client.post("/api/pull", content=b'{"name": "minilm"}')
+    assert (streamed.text, streamed.headers["content-type"]) == ('{"status":"success"}\n', "application/x-ndjson")
+    assert await post(client, "/api/pull", model="minilm:latest", stream=False) == {"status": "success"}
+
+
+async def test_the_version_is_the_server_s(client):
+    assert (await client.get("/api/version")).json() == {"version": trio_pool_serve.__version__}
