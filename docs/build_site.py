@@ -16,7 +16,15 @@ PAGES = ROOT / "build/pages"
 
 INCLUDED = (
     *("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs/*.md", "docs/*.css", "docs/*.service", "docs/*.socket", "docs/*.conf", "docs/*.cfg"),
+    *(
+        "docs/*.md",
+        "docs/integrations/*.md",
+        "docs/*.css",
+        "docs/*.service",
+        "docs/*.socket",
+        "docs/*.conf",
+        "docs/*.cfg",
+    ),
     "docs/pictures/*.png",
     "deploy/monitoring/*.*",
     *("benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png", "benchmarks/results/*.json"),

@@ -36,7 +36,9 @@ FLAGS_OF_OTHER_PROGRAMS = {
 PACKAGE = ROOT / "trio_pool_serve"
 FOLDERS = {path.name for root in (ROOT, PACKAGE) for path in root.iterdir() if path.is_dir() and path.name[0].isalpha()}
 
-PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
+PAGES = [
+    page for folder in ("", "docs", "docs/integrations", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))
+]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_every_flag_that_a_page_names_is_one_of_a_command():
         "--help-all"
     }
     known |= {f"--no-{flag[2:]}" for flag in known} | FLAGS_OF_OTHER_PROGRAMS
-    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
     unknown = {}
     for page in pages:
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)

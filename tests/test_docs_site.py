@@ -134,7 +134,7 @@ def entries(nav: list) -> Iterator[tuple[str, str]]:
 
 def test_each_page_is_once_in_the_navigation():
     in_nav = [target for _, target in entries(tomllib.loads(CONFIG.read_text())["project"]["nav"])]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"]
     expected = sorted(str(page.relative_to(ROOT)) for page in [*pages, ROOT / "benchmarks/results/README.md"])
     assert sorted(in_nav) == expected
 
