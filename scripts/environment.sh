@@ -6,6 +6,7 @@
 #   install_into FOLDER ARGUMENT…  installs in that environment, with the versions of $constraints.
 #   prepare_apart NAME ARGUMENT…   installs in .venv-NAME, with the versions of constraints-NAME.txt: for what
 #                                  needs other versions than the project does, or is none of its dependencies.
+#   prepare_node FOLDER            installs what FOLDER/package-lock.json lists; if that fails, says which tests are skipped.
 #   install_debian PACKAGE…        installs Debian's packages that are missing, as root; else says which tests are skipped.
 #
 # uv installs, from the package sources that pip is configured with (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS,
@@ -113,6 +114,22 @@ prepare_apart() {
     echo "installing $*" >&2
     constraints=$root/constraints-$name.txt install_into "$apart" "$@"
     printf '%s' "$wanted" > "$stamp"
+}
+
+prepare_node() {
+    local stamp=$1/node_modules/.installed
+    local wanted
+    wanted=$(sha256sum < "$1/package-lock.json")
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    echo "installing the clients for JavaScript" >&2
+    if command -v npm > /dev/null && timeout 300 npm --prefix "$1" ci --silent --ignore-scripts --no-audit --no-fund >&2; then
+        printf '%s' "$wanted" > "$stamp"
+    else
+        rm -rf "$1/node_modules"
+        echo "not installed, so that tests are skipped: npm, or what it should fetch" >&2
+    fi
 }
 
 install_debian() {

@@ -4,6 +4,7 @@ It needs other versions than the rest of the tests do: a program asks in an envi
 """
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Mapping
@@ -42,6 +43,13 @@ EMBEDDING = {
     "jina_ai": Way("jina_ai/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
     "voyage": Way("voyage/minilm", "{server}/v1", "OpenAI", "POST /v1/embeddings"),
     "cohere": Way("cohere/minilm", "{server}/v2/embed", "Cohere", "POST /v2/embed"),
+    "nvidia_nim": Way(
+        "nvidia_nim/minilm",
+        "{server}/v1",
+        "NIM",
+        "POST /v1/embeddings",
+        {"input_type": "passage", "truncate": "END", "encoding_format": "float"},
+    ),
     # Without input_type it asks Hugging Face's own site what the model is for.
     "huggingface": Way("huggingface/minilm", "{server}", "TEI", "POST /", {"input_type": "feature-extraction"}),
     "cohere, at /invocations": Way("cohere/minilm", "{server}/invocations", "Cohere", "POST /invocations"),
@@ -55,15 +63,26 @@ RERANKING = {
     "huggingface": Way("huggingface/reranker", "{reranker}", "TEI", "POST /rerank"),
     # Infinity's documents are bare strings; those of the others are objects.
     "infinity": Way("infinity/reranker", "{server}", "Jina", "POST /rerank", {"return_documents": False}),
-    # ``top_k``, by which Voyage's requests are told from others, is sent only if ``top_n`` is given.
+    # Without ``top_n`` it sends no ``top_k``, by which Voyage's requests are told from others, and reads ``data``.
+    "voyage": Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank"),
+    # The response has logits, which it returns as they are.
+    "nvidia_nim": Way("nvidia_nim/reranker", "{server}", "NIM", "POST /v1/retrieval/{name}/reranking"),
+    "nvidia_nim, ranking": Way("nvidia_nim/ranking/reranker", "{server}", "NIM", "POST /v1/ranking", {"top_n": 2}),
     "voyage, with top_n": Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank", {"top_n": 2}),
 }
+
+WITHOUT_TEXTS = ("infinity", "voyage")
 
 WRONG = {
     "unknown model, embedding": ("embedding", {"model": "hosted_vllm/another", "input": TEXTS}, "NotFoundError"),
     "unknown model, cohere": ("rerank", {"model": "cohere/another"}, "NotFoundError"),
     "unknown model, infinity": ("rerank", {"model": "infinity/another"}, "NotFoundError"),
     "too long": ("embedding", {"model": "hosted_vllm/minilm", "input": [TOO_LONG]}, "ContextWindowExceededError"),
+    "ollama, without a key": (
+        "embedding",
+        {"model": "ollama/minilm", "input": TEXTS, "api_base": "{server}"},
+        "AuthenticationError",
+    ),
     "wrong key": (
         "embedding",
         {"model": "hosted_vllm/minilm", "input": TEXTS, "api_key": "wrong"},
@@ -88,6 +107,7 @@ def outcomes(server_url: str, reranker_url: str) -> dict[tuple[str, str], Any]:
     for name, (function, given, _) in WRONG.items():
         defaults = {"api_base": server_url, "api_key": API_KEY}
         defaults |= ranked if function == "rerank" else {"api_base": f"{server_url}/v1"}
+        given = {name: server_url if value == "{server}" else value for name, value in given.items()}
         calls["wrong", name] = {"function": function, "arguments": defaults | given}
 
     done = subprocess.run(
@@ -115,8 +135,11 @@ def test_documents_are_reranked(outcomes, scores, record_client, provider):
     record_client(way.dialect, way.route, f"litellm ({provider})")
     outcome = outcomes["rerank", provider]
     assert "rows" in outcome, outcome
-    assert_same_ranking([(index, score) for index, score, _ in outcome["rows"]], scores, way.more.get("top_n"))
-    if provider != "infinity":
+    ranked = [(index, score) for index, score, _ in outcome["rows"]]
+    if way.dialect == "NIM":
+        ranked = [(index, 1 / (1 + math.exp(-logit))) for index, logit in ranked]
+    assert_same_ranking(ranked, scores, way.more.get("top_n"))
+    if provider not in WITHOUT_TEXTS:
         assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
 
 
