@@ -20,7 +20,7 @@ from tests.cpu_backend import BY_TORCH
 from tests.end_to_end.texts import A_FEW, API_KEY, QUERY
 from tests.models.classifier_families import cross_encoder, write_classifier
 from tests.models.retrieval_families import pylate_bert, splade_max
-from trio_pool_serve.config import Config, ModelConfig, NetworkConfig
+from trio_pool_serve.config import Config, KeyScope, ModelConfig, NetworkConfig
 from trio_pool_serve.process_setup import SWITCH_INTERVAL_S
 from trio_pool_serve.service import Service
 
@@ -50,11 +50,11 @@ def folders(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[s
 
 
 @asynccontextmanager
-async def _served(models: tuple[str, ...]) -> AsyncIterator[str]:
+async def _served(*models: str, scope: KeyScope, truncates: bool) -> AsyncIterator[str]:
     config = Config(
         models=models,
-        loading=ModelConfig(dtype="float32", **BY_TORCH),
-        network=NetworkConfig(api_key=API_KEY),
+        loading=ModelConfig(dtype="float32", long_text="truncate" if truncates else None, **BY_TORCH),
+        network=NetworkConfig(api_key=API_KEY, api_key_scope=scope),
         scheduling=UNHURRIED,
     )
     async with running(Service(config)) as service, listening(service) as url:
@@ -62,12 +62,15 @@ async def _served(models: tuple[str, ...]) -> AsyncIterator[str]:
 
 
 @contextmanager
-def serving_in_a_thread(*models: str) -> Iterator[str]:
+def serving_in_a_thread(*models: str, scope: KeyScope = "all", truncates: bool = False) -> Iterator[str]:
     """Serve models in float32 from an event loop in a thread of its own; gives the URL.
 
     To start a process for each would take half a minute, most of it for importing torch.
     """
-    with start_blocking_portal("trio") as portal, portal.wrap_async_context_manager(_served(models)) as url:
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(_served(*models, scope=scope, truncates=truncates)) as url,
+    ):
         yield url
 
 
