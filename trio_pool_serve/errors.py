@@ -196,7 +196,14 @@ class OutOfDeviceMemoryError(PoolServeError):
 
 
 class NotFiniteError(PoolServeError):
-    """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken."""
+    """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken.
+
+    ``row`` is the index of the input's row, if it is known.
+    """
+
+    def __init__(self, message: str, *, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class UnsendableError(PoolServeError):

@@ -78,13 +78,19 @@ RowsDone: TypeAlias = Callable[[Outputs], None]
 
 
 def require_finite(outputs: Outputs) -> None:
-    """Raise ``NotFiniteError`` if outputs contain numbers that are not finite: JSON cannot represent them."""
+    """Raise ``NotFiniteError`` if outputs contain numbers that are not finite: JSON cannot represent them.
+
+    Its ``row`` is the index of the first such row.
+    """
     values = [value for _, output in outputs for value in output.values]
     arrays = [value.values if isinstance(value, SparseVector) else value for value in values]
     # One by one, 64 vectors of 384 numbers take five times as long.
     vectors = np.concatenate([_NONE, *(each for each in arrays if each.ndim == 1)])
     if not all(np.isfinite(each).all() for each in (vectors, *(each for each in arrays if each.ndim != 1))):
-        raise NotFiniteError("The model computed numbers for an input that are not finite.")
+        if len(outputs) > 1:
+            for each in outputs:
+                require_finite([each])
+        raise NotFiniteError("The model computed numbers for an input that are not finite.", row=outputs[0][0])
 
 
 @define(eq=False)

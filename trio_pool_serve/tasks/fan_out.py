@@ -204,9 +204,10 @@ class FanOut:
             self.admitted.note_computed(submitted[number][2])
         try:
             require_finite(outputs)
-        except NotFiniteError:
+        except NotFiniteError as error:
             if submitted[0][2].embeds is None:  # else it is the only row
-                raise
+                index = submitted[error.row or 0][0]
+                raise NotFiniteError(f"The model computed numbers for input {index} that are not finite.") from None
             reason = "The model's output for these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None
         for number, output in outputs:
