@@ -1,13 +1,14 @@
 """Ollama's routes over real sockets; the runner is scripted, so every answer is known."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 
 import attrs
 import pytest
 
 import trio_pool_serve
-from tests.api.scripted_models import LONG, Able, served_as, vector_of
+from tests.api.scripted_models import LONG, Able, Judge, become, served_as, vector_of
 from tests.api.serving import post, serving
 from tests.conftest import assert_idle, full_queue
 from tests.scripted_runner import ScriptedRunner
@@ -123,6 +124,15 @@ async def test_documents_are_reranked_as_dify_reads_it(client):
     ]
 
 
+@each("num_ctx", [5, 10**6])
+async def test_num_ctx_bounds_pairs_as_far_as_the_model_goes(client, service, scripted, num_ctx):
+    become(service, Judge())
+    scripted.labels = 1
+    scripted.batches.clear()
+    await post(client, "/api/rerank", query="w1", documents=[LONG], options={"num_ctx": num_ctx}, **MODEL)
+    assert [request.tokens for batch in scripted.batches for request in batch.requests] == [min(num_ctx, 64)]
+
+
 @each("kind", ["application/x-www-form-urlencoded", "text/plain", "application/json; charset=utf-8", "*/*", ""])
 async def test_any_content_type_is_taken_for_json(client, kind):
     body = json.dumps({"input": "hello", **MODEL})
@@ -159,6 +169,15 @@ async def test_models_are_listed_with_a_tag_and_what_their_files_say(client, ser
         "details": DETAILS,
         "capabilities": ["embedding"],
     }
+
+
+async def test_a_model_whose_folder_is_gone_is_listed_as_long_as_it_is_loaded(tmp_path, config, scripted):
+    folder = shutil.copytree(config.models[0].partition("=")[2], tmp_path / "gone")
+    async with serving(attrs.evolve(config, models=(f"minilm={folder}",)), scripted) as (_, client):
+        shutil.rmtree(folder)
+        (listed,) = (await client.get("/api/tags")).json()["models"]
+        assert (await post(client, "/api/embed", input="hello", **MODEL))["model"] == "minilm"
+    assert (listed["model"], listed["size"]) == ("minilm:latest", 0)
 
 
 async def test_a_loaded_model_is_listed_with_the_time_when_it_would_be_unloaded(client, service):

@@ -61,12 +61,13 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             refuse_given(self, ("embed_dtype",), "is chosen by embedding_type here: give one of the two")
         if self.encoding_format in ("bytes", "bytes_only"):
             refuse_given(self, ("embedding_type",), "is for JSON, and encoding_format asks for bytes")
+        wire = self
         if isinstance(self.truncate, str):
             refuse_given(self, ("truncation_side",), "is chosen by truncate here: give one of the two")
             side: TruncationSide = "left" if self.truncate == "START" else "right"
-            return evolve(self, truncate=self.truncate != "NONE", truncation_side=side).job(network)
-        job = super().job(network)
-        params = with_truncation(job.input_params, self, truncates=the_same(self, *self.TRUNCATE_NAMES))
+            wire = evolve(self, truncate=self.truncate != "NONE", truncation_side=side)
+        job = EmbeddingsRequest.job(wire, network)
+        params = with_truncation(job.input_params, wire, truncates=the_same(wire, *self.TRUNCATE_NAMES))
         return evolve(job, input_params=params)
 
 

@@ -187,9 +187,7 @@ class RerankRequest(OllamaRequest):
         self.require_valid()
         require_some(self.documents, network, param="documents")
         require_top(self.top_n)
-        return ScoreJob(
-            queries=[self.query], documents=self.documents, input_params=InputParams(truncate_to=self.num_ctx or -1)
-        )
+        return ScoreJob(queries=[self.query], documents=self.documents, input_params=InputParams(truncate_to=-1))
 
 
 @frozen(kw_only=True)
@@ -206,6 +204,9 @@ async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     def write(_: Scores, results: list[RerankResult]) -> RerankResponse:
         return RerankResponse(model=call.wire.model or call.model.name, results=results)
 
+    if call.wire.num_ctx is not None:
+        keep = min(call.wire.num_ctx, call.model.renderer.max_model_len)
+        call = evolve(call, job=evolve(call.job, input_params=InputParams(truncate_to=keep)))
     return await respond_ranking(call, write, top_n=call.wire.top_n, document=None)
 
 

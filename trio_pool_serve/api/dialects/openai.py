@@ -141,7 +141,8 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     Raises what ``pool`` raises. Cancellation: at once.
     """
     encoding: VectorEncoding = call.wire.encoding
-    call = evolve(call, job=with_input_type(call.job, input_type_of(call), call.model))
+    if call.model_suffix:
+        call = evolve(call, job=with_input_type(call.job, input_type_of(call), call.model))
     refuse_embeddings(call, encoding)
     if call.wire.stream:
         return stream_embeddings(call, encoding)

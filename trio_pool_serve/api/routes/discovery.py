@@ -1,4 +1,4 @@
-"""What clients of other products request before they send work: probes, and the tensors of models."""
+"""Discovery for clients of other products: probes, the default model, and the tensors of models."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ OPEN_PATHS = (*(f"{path}/{state}" for path in PROBES for state in STATES), AUTH_
 
 
 def discovery_routes(service: Service) -> Routes:
-    """Return the routes by which clients of other products find out whether and what a server serves."""
+    """Return the routes that clients of other products request before they send work."""
 
     def probe(state: str, write: Callable[..., HttpResponse]) -> Handler:
         async def respond(_: HttpRequest) -> HttpResponse:
@@ -60,7 +60,7 @@ def discovery_routes(service: Service) -> Routes:
     async def v2_model(request: HttpRequest) -> HttpResponse:
         """Describe the tensors of a model. Raises ``NotFoundError`` and ``InvalidRequestError``."""
         served, name = model_of(service, request)
-        folder = service.models.folder_of(name)
+        folder = service.models.folder_of(name)  # known, even if the model is unloaded
         inputs, output = tensors_of(folder.spec)
         length = {"embedding": served.dimensions or -1, "probabilities": len(folder.spec.labels)}.get(output)
         return HttpResponse.json(

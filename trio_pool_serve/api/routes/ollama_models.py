@@ -1,4 +1,4 @@
-"""Ollama's routes that describe models, and its routes for what this server does not do."""
+"""Ollama's routes that describe models; those about pulling models and generating text say what this server does."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -68,15 +68,14 @@ def _time(seconds: float) -> str:
 def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
     """Return what all routes say of a model. Blocks: reads the sizes of its files."""
     source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
-    size, changed = 0, served.created
+    files = []
     with suppress(OSError):  # the folder may be gone: the model stays loaded
-        found = [path.stat() for path in files_of_model(folder.path).values()]
-        size, changed = sum(each.st_size for each in found), max(each.st_mtime for each in found)
+        files = [path.stat() for path in files_of_model(folder.path).values()]
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": _time(changed),
-        "size": size,
+        "modified_at": _time(max((file.st_mtime for file in files), default=served.created)),
+        "size": sum(file.st_size for file in files),
         "digest": sha256(source.encode()).hexdigest(),
         "details": _details(served, folder),
         "capabilities": _capabilities(folder),
