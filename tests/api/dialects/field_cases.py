@@ -276,7 +276,7 @@ ROUTES: Mapping[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = 
             "inputs": [{**TENSOR, "data": ["w9"]}],
             "id": "mine",
             "outputs": Case([{"name": "score"}], refused=True),
-            "parameters": {"priority": 5},
+            "parameters": Case({"truncate": True}, {"inputs": [{**TENSOR, "data": [LONG]}]}),
         },
     ),
 }

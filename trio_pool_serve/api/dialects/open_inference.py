@@ -5,14 +5,14 @@ A model with vectors takes one input of texts, a reranker two: its query, and it
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.api.fields.encodings import row_json
-from trio_pool_serve.api.fields.field_values import Priority, WireRequest, require_some
+from trio_pool_serve.api.fields.field_values import WireRequest, require_some
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -40,7 +40,6 @@ class InputTensor:
     shape: list[Length]
     datatype: Literal["BYTES"]
     data: list[str | list[str]]
-    parameters: dict[str, Any] | None = None
 
     def texts(self, network: NetworkConfig) -> list[str]:
         """Return the texts, in order. Raises ``InvalidRequestError`` if there are not as many as the shape says."""
@@ -55,9 +54,8 @@ class InputTensor:
 
 @frozen(kw_only=True)
 class Parameters:
-    """Parameters of a request that this server knows: ``priority``, and whether longer texts are truncated."""
+    """Parameters of a request that this server knows: whether longer texts are truncated."""
 
-    priority: Priority | None = None
     truncate: bool | None = None
 
 
@@ -66,7 +64,6 @@ class OutputRequest:
     """An output that the response must have."""
 
     name: OutputName
-    parameters: dict[str, Any] | None = None
 
 
 @frozen(kw_only=True)
@@ -90,11 +87,6 @@ class InferRequest(WireRequest):
         """How the texts are truncated."""
         truncate = None if self.parameters is None else self.parameters.truncate
         return InputParams(truncate_to=-1 if truncate else None, refuses_longer=truncate is False)
-
-    @property
-    def priority(self) -> int:
-        """The priority of all rows."""
-        return (0 if self.parameters is None else self.parameters.priority) or 0
 
 
 @frozen(kw_only=True)
@@ -141,14 +133,13 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
         raise InvalidRequestError(f"The inputs must be {' and '.join(names)}, not {', '.join(texts)}.", param="inputs")
     if output == "score":
         queries, documents = (texts[name] for name in names)
-        scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params, priority=wire.priority)
+        scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params)
         values = (await score(call.model, scored, call.context)).values
     else:
         job = PoolJob(
             prompts=list(map(TextPrompt, texts[names[0]])),
             tasks=("embed" if output == "embedding" else "classify",),
             input_params=wire.input_params,
-            priority=wire.priority,
         )
         rows: list[Vectors] = [row for (row,) in (await pool(call.model, job, call.context)).rows]  # type: ignore[misc]
         values = np.stack(rows)
@@ -164,6 +155,8 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
     return await call.encode(encode, rows=len(values), nbytes=values.nbytes)
 
 
+EXAMPLE = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["A nursery owns its tasks."]}
+
 OPEN_INFERENCE = Dialect(
     name="open_inference",
     error_body=string_error_body,
@@ -175,16 +168,7 @@ OPEN_INFERENCE = Dialect(
             field_names={"prompts": "inputs", "documents": "inputs", "queries": "inputs", "truncate_to": "parameters"},
             response=InferResponse,
             summary="Compute a tensor from texts: vectors, probabilities of labels, or scores.",
-            example={
-                "inputs": [
-                    {
-                        "name": "text",
-                        "shape": [2],
-                        "datatype": "BYTES",
-                        "data": ["A nursery owns its tasks.", "Bread needs flour."],
-                    }
-                ]
-            },
+            example={"inputs": [EXAMPLE]},
         ),
     ),
 )
