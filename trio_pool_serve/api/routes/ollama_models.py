@@ -1,4 +1,4 @@
-"""Ollama's routes that describe models; those about pulling models and generating text say what this server does."""
+"""Ollama's routes that describe models, and the routes that are refused: no model is downloaded, no text generated."""
 
 import time
 from collections.abc import Callable, Sequence

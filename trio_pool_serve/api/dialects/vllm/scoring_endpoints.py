@@ -226,7 +226,7 @@ class ScoredIndex:
 
 @frozen(kw_only=True)
 class RerankResponseWithData(RerankResponse):
-    """The response of ``/v1/rerank``, which clients of Voyage use, too: those read ``data``."""
+    """The response of ``/v1/rerank``. Clients of Voyage, which use this path, too, read ``data``."""
 
     data: list[ScoredIndex]
 
