@@ -24,11 +24,11 @@ from tests.page_blocks import blocks_of
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import ROOT
 from trio_pool_serve import EngineDeadError, InvalidRequestError, Model, ModelLoadError, process_setup, python_api
-from trio_pool_serve.errors import ContextLengthError, RunnerDeadError, TaskNotSupportedError
+from trio_pool_serve.errors import ContextLengthError, NotFiniteError, RunnerDeadError, TaskNotSupportedError
 from trio_pool_serve.python_api import AsyncModel, open_model
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks import pool
-from trio_pool_serve.types import Batch
+from trio_pool_serve.types import Batch, CopiedBatch
 
 IN_FLOAT32: Any = {"dtype": "float32", "device": "cpu", "backend": "torch"}
 
@@ -190,6 +190,14 @@ async def test_a_pair_that_is_too_long_is_named_by_its_second_text(model: AsyncM
     serve_as(model.service, Judge())
     with pytest.raises(ContextLengthError, match=r"documents\[1\] with its query has \d+ tokens"):
         await model.rerank("hello", ["hello", LONG])
+
+
+async def test_a_text_whose_vector_is_not_finite_is_named(model: AsyncModel, scripted: ScriptedRunner):
+    scripted.on_launch = lambda batch: CopiedBatch(
+        [(np.full(8, np.nan if len(row.prompt.token_ids) == 4 else 1, np.float32),) for row in batch.requests]
+    )
+    with pytest.raises(NotFiniteError, match=r"output for texts\[1\] is not finite"):
+        await model.embed(["hello", "hello world", "hello"])
 
 
 async def test_a_task_that_the_model_does_not_support_is_refused_with_those_that_it_does(model: AsyncModel):

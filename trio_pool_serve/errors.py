@@ -198,12 +198,20 @@ class OutOfDeviceMemoryError(PoolServeError):
 class NotFiniteError(PoolServeError):
     """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken.
 
-    ``row`` is the index of the input's row, if it is known.
+    If it is known which input that is, ``prompt`` is its prompt, and ``place`` is the job's field that has it, with its
+    index there; without an index it is the only one of the field.
     """
 
-    def __init__(self, message: str, *, row: int | None = None) -> None:
-        super().__init__(message)
-        self.row = row
+    prompt: object = None
+    place: tuple[JobField, int | None] | None = None
+
+    def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
+        """Return the message with the input's place in the request, by a dialect's names for the job's fields."""
+        if self.place is None:
+            return str(self)
+        field, index = self.place
+        name = (name_of(field) or field) + ("" if index is None else f"[{index}]")
+        return str(self).replace("an input", name)
 
 
 class UnsendableError(PoolServeError):

@@ -18,7 +18,7 @@ from msgspec import Meta
 from rich.console import Console
 from rich.progress import track
 
-from trio_pool_serve.errors import InvalidRequestError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import ModelSettings, in_process_config, open_service
 from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType, PairPrompt, TextPrompt, TruncationSide
@@ -274,18 +274,25 @@ def _place(name: str, index: int) -> str:
 
 @contextmanager
 def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
-    """Name the input, or the option of this module, that an ``InvalidRequestError`` is about."""
+    """Name the input, or the option of this module, that an error is about."""
     try:
         yield
     except InvalidRequestError as error:
-        message = error.message_with({"truncate_to": "truncate"}.get)
-        is_pair = isinstance(error.prompt, PairPrompt)
-        text = getattr(error.prompt, "second" if is_pair else "text", None)
-        for name, texts in [*inputs.items()][is_pair:]:
-            if text in texts:
-                place = _place(name, texts.index(text)) + (" with its query" if is_pair else "")
-                message = re.sub(r"\b[Aa]n input\b", place, message)
+        message = _with_place(error.message_with({"truncate_to": "truncate"}.get), error.prompt, inputs)
         raise type(error)(message, param=error.param or error.field) from None
+    except NotFiniteError as error:
+        raise NotFiniteError(_with_place(str(error), error.prompt, inputs)) from None
+
+
+def _with_place(message: str, prompt: object, inputs: Mapping[str, list[str]]) -> str:
+    """Return a message with the place of a prompt among the inputs."""
+    is_pair = isinstance(prompt, PairPrompt)
+    text = getattr(prompt, "second" if is_pair else "text", None)
+    for name, texts in [*inputs.items()][is_pair:]:
+        if text in texts:
+            place = _place(name, texts.index(text)) + (" with its query" if is_pair else "")
+            message = re.sub(r"\b[Aa]n input\b", place, message)
+    return message
 
 
 async def _compute_windows(

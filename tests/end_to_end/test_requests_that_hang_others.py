@@ -1,145 +1,250 @@
-"""Requests that hang or crash other servers: each is answered, the next one too, and nothing is held afterwards."""
+"""Requests that hang other servers, sent to real ones: each is answered, and so is the next within a second."""
 
-import json
-import time
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+import torch
+import transformers
+import trio
+from attrs import define, field
 
-from tests.api.serving import key_file_of
-from tests.end_to_end.hanging_requests import FIVE, NAN_WORD, ONE, PAGE, REQUESTS, Asker, HangingRequest, page, refused
-from tests.model_folders import write_json
-from tests.models.model_families import pooling, write_family
+from tests.conftest import client_of
+from tests.end_to_end.hanging_requests import (
+    MAX_INPUTS,
+    PAGE,
+    PROBES,
+    REQUESTS,
+    SHORT_BATCH,
+    TEMPLATE,
+    HangingRequest,
+    what_hangs_others_page,
+)
+from tests.models.model_families import edit_json, edit_weights, write_family
 from tests.models.vision_families import clip
-from tests.server.programs import script
-from tests.server.server_process import SCRIPTED, serving
+from tests.pipes import write
+from tests.server.server_process import (
+    API_PROCESS,
+    ENGINE_PROCESS,
+    LAUNCHER,
+    SCRIPTED,
+    ServerProcess,
+    busy_of,
+    make_pipes,
+    serving,
+    until,
+)
 
-NEXT_WITHIN_S = 1.0
-IDLE_WITHIN_S = 10.0
-
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "local": ("--engine", "local"),
-    "process": ("--engine", "process"),
-    "workers": ("--api-workers", "2"),
-}
-
-PLAIN = "no-limits"
-
-KEYS = f"""
-[plain]
-key = "{PLAIN}"
-admin = true
-[one]
-key = "{ONE}"
-max_concurrent_requests = 1
-[five]
-key = "{FIVE}"
-max_concurrent_requests = 5
+KEYS = """\
+all = {key = "all", admin = true}
+one = {key = "one", max_concurrent_requests = 1}
+five = {key = "five", max_concurrent_requests = 5}
 """
 
-FLAGS = ("--max-batch-tokens", "128", "--trust-request-chat-template")
+ENGINES = [
+    pytest.param(("--engine", "local"), id="local"),
+    pytest.param(("--engine", "process"), id="process", marks=pytest.mark.slow),
+    pytest.param(("--engine", "process", "--api-workers", "2"), id="api-workers", marks=pytest.mark.slow),
+]
+
+LONG = ("vllm#52163",)
+"""Take several seconds, in which others are answered."""
+
+CASES = [pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else []) for each in REQUESTS]
+
+WITHIN_S = 1
 
 
-def write_overflowing(folder: Path) -> Path:
-    """A model whose weights are finite, and whose output for ``NAN_WORD`` is not."""
-    write_family(folder, "bert", modules=[pooling("mean")])
-    (token,) = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(NAN_WORD, add_special_tokens=False).ids
-    weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"][token] = 3e38
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
+def vectors_of(answer: httpx.Response) -> np.ndarray:
+    """Return the vectors of a response of either dialect, shape (inputs, dimensions); NaN for null."""
+    body = answer.json()
+    rows = body if isinstance(body, list) else [item["embedding"] for item in body["data"]]
+    return np.array(rows, dtype=np.float32)
 
 
-def write_raising(folder: Path) -> Path:
-    """A model whose chat template raises."""
-    write_family(folder, "bert", modules=[pooling("mean")])
-    path = folder / "tokenizer_config.json"
-    write_json(path, {**json.loads(path.read_text()), "chat_template": "{{ raise_exception('never like that') }}"})
-    return folder
+@define(eq=False)
+class Driven:
+    """A server with models, and the vector that each of them has for a short text."""
+
+    server: ServerProcess
+    ordinary: dict[str, np.ndarray] = field(factory=dict)
+    processes: set[int] = field(factory=set)
+
+    @asynccontextmanager
+    async def client(self, key: str = "all") -> AsyncIterator[httpx.AsyncClient]:
+        async with client_of(self.server.url) as client:
+            client.headers["Authorization"] = f"Bearer {key}"
+            yield client
+
+    async def embed(self, client: httpx.AsyncClient, model: str) -> np.ndarray:
+        body = {"input": [5]} if model == "scripted" else {"model": model, "input": "yes"}
+        answer = await client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        (vector,) = vectors_of(answer)
+        return vector
+
+    async def learn(self, *models: str, api_workers: int) -> None:
+        await self.server.wait_joined(api_workers, headers={"Authorization": "Bearer all"})
+        async with self.client() as client:
+            self.ordinary = {model: await self.embed(client, model) for model in models}
+        self.processes = self.running()
+
+    def running(self) -> set[int]:
+        """The processes that serve beside the first; those that render templates come and go."""
+        return {each.pid for module in (ENGINE_PROCESS, API_PROCESS) for each in self.server.processes(module)}
+
+    async def check_next(self, case: HangingRequest, within_s: float = WITHIN_S) -> None:
+        """The next request of the same client, for the same model, is answered."""
+        async with self.client(case.key) as client:
+            begun = trio.current_time()
+            vector = await self.embed(client, case.model)
+            assert trio.current_time() - begun < within_s
+        np.testing.assert_allclose(vector, self.ordinary[case.model], atol=1e-5)
+
+    async def check_well(self) -> None:
+        """The same processes are alive, and nothing is queued, computed or held."""
+        async with self.client() as client:
+            assert (await client.get("/livez")).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+
+            async def is_idle() -> bool:
+                load = (await client.get("/load")).json()
+                return not busy_of(load) and not load["request_memory_bytes"]
+
+            await until(is_idle, limit_s=20)
+        assert self.running() == self.processes
+
+    async def send(self, case: HangingRequest) -> list[httpx.Response]:
+        """Send the requests of a case at once, and with them an ordinary one, unless the client may send no more.
+
+        A scripted runner follows the first row of a batch only, so it gets no other.
+        """
+        answers: list[httpx.Response] = []
+        async with self.client(case.key) as client, trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                body = case.body if case.model == "scripted" else {"model": case.model, **case.body}
+                answers.append(await client.post(case.path, json=body, headers=case.headers))
+
+            for _ in range(case.times):
+                nursery.start_soon(send)
+            if case.key == "all" and case.model != "scripted":
+                await self.check_next(case, math.inf)
+                assert not (answers and case.name in LONG)
+        return answers
 
 
 @pytest.fixture(scope="module")
-def models(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folders(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A published model, and tiny ones: a Qwen3, a CLIP, and a BERT that overflows at a word."""
     root = tmp_path_factory.mktemp("models")
-    folders = {
+    qwen3 = write_family(root / "qwen3", "qwen3", max_seq_length=8192)
+    edit_json(qwen3 / "config.json", lambda config: config.update(max_position_embeddings=8192))
+    edit_json(qwen3 / "tokenizer_config.json", lambda config: config.update(chat_template=TEMPLATE))
+    overflowing = write_family(root / "overflowing", "bert")
+    (_, first, *_) = transformers.AutoTokenizer.from_pretrained(overflowing)("nursery")["input_ids"]
+
+    def overflow(weights: dict[str, Any]) -> None:
+        (table,) = (weight for name, weight in weights.items() if "word_embeddings" in name)
+        table[first] = torch.tensor([3e38, -3e38]).repeat(table.shape[1] // 2)  # their variance is past float32
+
+    edit_weights(overflowing / "model.safetensors", overflow)
+    return {
         "minilm": minilm,
-        "qwen3": write_family(root / "qwen3", "qwen3", modules=[pooling("lasttoken")]),
+        "qwen3": qwen3,
+        "overflowing": overflowing,
         "clip": clip(root / "clip"),
-        "raising": write_raising(root / "raising"),
-        "overflowing": write_overflowing(root / "overflowing"),
     }
-    return [f"{name}={folder}" for name, folder in folders.items()]
 
 
-@pytest.fixture(
-    scope="module", params=["local", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("process", "workers"))]
-)
-def client(
-    request: pytest.FixtureRequest, models: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
-    """A client of a real server of each kind."""
-    folder = tmp_path_factory.mktemp(request.param)
-    keys = key_file_of(folder, KEYS)
-    arguments = (*models, *KINDS[request.param], *FLAGS, "--api-keys-file", str(keys))
-    with serving(folder, *arguments) as server, client_of(server.url) as client:
-        yield client
+def api_workers(engine: tuple[str, ...]) -> int:
+    return 2 if "--api-workers" in engine else 1
 
 
-def client_of(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {PLAIN}"}, timeout=60)
+@pytest.fixture(scope="module", params=ENGINES)
+def driven(request, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys.toml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    models = [f"{name}={path}" for name, path in folders.items()]
+    flags = ["--dtype", "float32", "--trust-request-chat-template", "--api-keys-file", str(keys)]
+    limits = ["--max-inputs-per-request", str(MAX_INPUTS), "--max-batch-tokens", str(SHORT_BATCH)]
+    with serving(folder, *models, *flags, *limits, *request.param, command=LAUNCHER) as server:
+        driven = Driven(server)
+        trio.run(lambda: driven.learn(*folders, api_workers=api_workers(request.param)))
+        yield driven
 
 
-def held(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a server's load is not that of an idle one."""
-    counts = {f"{name}.{key}": model[key] for name, model in load["models"].items()
-              for key in ("queued_rows", "queued_tokens", "admitted_tokens", "in_flight_batches")}  # fmt: skip
-    places = {**load["limiters"], **load["workers"], "media_fetches": load["media_fetches"]}
-    counts |= {f"{name}.{key}": limiter[key] for name, limiter in places.items() for key in ("borrowed", "waiting")}
-    counts |= {name: load[name] for name in ("server_load", "request_memory_bytes")}
-    return {name: count for name, count in counts.items() if count}
+@pytest.fixture(scope="module", params=ENGINES)
+def scripted_driven(request, scripted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    """A server whose forward passes wait, or raise an error, if they are told to."""
+    folder = make_pipes(tmp_path_factory.mktemp("server"))
+    with serving(folder, str(scripted_folder), *request.param, command=SCRIPTED) as server:
+        driven = Driven(server)
+        trio.run(lambda: driven.learn("scripted", api_workers=api_workers(request.param)))
+        yield driven
 
 
-def assert_serves_the_next(client: httpx.Client) -> None:
-    """The next request is answered within a second, and then nothing is held."""
-    began = time.perf_counter()
-    assert Asker(client).embed("the next one").status_code == 200
-    assert time.perf_counter() - began < NEXT_WITHIN_S
-    assert client.get("/livez").status_code == 200
-    until = time.monotonic() + IDLE_WITHIN_S
-    while left := held(client.get("/load").json()):
-        assert time.monotonic() < until, left
+def check_answer(case: HangingRequest, answer: httpx.Response) -> None:
+    assert answer.status_code in {case.status, case.or_status}, answer.text[:500]
+    if answer.status_code == 429:
+        assert int(answer.headers["retry-after"]) > 0
+    elif answer.status_code == 200:
+        vectors = vectors_of(answer)
+        assert len(vectors) == case.vectors
+        assert np.isfinite(vectors).all()
+        assert np.linalg.norm(vectors, axis=1).min() > 0
+        if case.tokens is not None:
+            assert answer.json()["usage"]["prompt_tokens"] == case.tokens
+    else:
+        error = answer.json()["error"]
+        assert case.says
+        assert case.says in (error if isinstance(error, str) else error["message"])
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [pytest.param(each, id=each.id, marks=[pytest.mark.slow] if each.is_slow else []) for each in REQUESTS],
-)
-def test_it_is_answered_and_so_is_the_next(client: httpx.Client, request_: HangingRequest):
-    request_.check(Asker(client))
-    assert_serves_the_next(client)
+async def check(driven: Driven, case: HangingRequest) -> None:
+    answers = await driven.send(case)
+    await driven.check_next(case)
+    for answer in answers:
+        check_answer(case, answer)
+    assert len(answers) == case.times
+    assert case.status in {answer.status_code for answer in answers}
+    await driven.check_well()
 
 
-@pytest.mark.parametrize(
-    "kind", ["local", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("process", "workers"))]
-)
-def test_a_forward_pass_that_raises_fails_its_request_alone(tmp_path, scripted_folder, kind):
-    with (
-        serving(tmp_path, f"minilm={scripted_folder}", *KINDS[kind], command=SCRIPTED) as server,
-        client_of(server.url) as client,
-    ):
-        for _ in range(3):
-            answer = Asker(client).embed([script.RAISES])
-            refused(answer, 500, "request's id")
-            assert "SECRET" not in answer.text
-            assert Asker(client).embed([5]).status_code == 200
-            assert_serves_the_next(client)
+@pytest.mark.parametrize("case", [case for case in CASES if case.values[0].model != "scripted"])
+async def test_a_request_is_answered_and_so_is_the_next(driven: Driven, case: HangingRequest):
+    await check(driven, case)
 
 
-def test_the_page_shows_these_requests():
-    assert PAGE.read_text() == page(), "it is written by: python -m tests.end_to_end.hanging_requests"
-    assert len({request.issue for request in REQUESTS}) == len(REQUESTS)
+@pytest.mark.parametrize("case", [case for case in CASES if case.values[0].model == "scripted"])
+async def test_a_forward_pass_that_raises_an_error_fails_alone(scripted_driven: Driven, case: HangingRequest):
+    await check(scripted_driven, case)
+
+
+async def test_probes_are_answered_while_a_long_batch_is_computed(scripted_driven: Driven):
+    server, pipes = scripted_driven.server, scripted_driven.server.log_path.parent
+    async with server.waiting_request(pipes) as answers:
+        begun = trio.current_time()
+        async with scripted_driven.client() as client, trio.open_nursery() as nursery:
+
+            async def probe() -> None:
+                assert (await client.get(PROBES.path)).status_code == PROBES.status
+
+            for _ in range(PROBES.times):
+                nursery.start_soon(probe)
+        assert trio.current_time() - begun < WITHIN_S
+        await write(pipes / "go", "go")
+    assert [answer.status_code for answer in answers] == [200]
+    await scripted_driven.check_next(PROBES)
+    await scripted_driven.check_well()
+
+
+def test_the_page_has_the_answers_of_these_tests():
+    assert PAGE.read_text() == what_hangs_others_page(), "run python -m tests.end_to_end.hanging_requests"

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -59,6 +60,19 @@ def make_pipes(folder: Path) -> Path:
 async def until(condition: Callable[[], object], limit_s: float = START_LIMIT_S) -> None:
     """Wait until a condition holds, as in another process; that may take as long as a start."""
     await conftest.until(condition, limit_s, pause_s=0.01)
+
+
+def busy_of(load: Any) -> dict[str, float]:
+    """Return what of ``/load`` says that something is going on."""
+    counts = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "borrowed", "waiting")
+    groups = [(group, members) for group, members in load.items() if isinstance(members, dict)]
+    parts = {f"{group} {name}": numbers for group, members in groups for name, numbers in members.items()}
+    return {
+        f"{name} {count}": numbers[count]
+        for name, numbers in parts.items()
+        for count in counts
+        if isinstance(numbers, dict) and numbers.get(count)
+    }
 
 
 async def until_ended(processes: Iterable[psutil.Process]) -> None:

@@ -19,7 +19,15 @@ from tests.api.extreme_bodies import ENDPOINTS, bodies, fields_of
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.model_folders import write_json, write_scripted_folder
-from tests.server.server_process import API_PROCESS, ENGINE_PROCESS, SCRIPTED, ServerProcess, free_port, started
+from tests.server.server_process import (
+    API_PROCESS,
+    ENGINE_PROCESS,
+    SCRIPTED,
+    ServerProcess,
+    busy_of,
+    free_port,
+    started,
+)
 
 PLAIN = {"input": ["hello world", "w1 w2 w3"]}
 
@@ -115,19 +123,6 @@ class Driven:
                     await trio.sleep(0.02)
         assert self.running() == self.parts
         assert "Traceback" not in self.server.log
-
-
-def busy_of(load: Any) -> dict[str, float]:
-    """Return what of ``/load`` says that something is going on."""
-    counts = ("queued_rows", "queued_tokens", "in_flight_batches", "admitted_tokens", "borrowed", "waiting")
-    groups = [(group, members) for group, members in load.items() if isinstance(members, dict)]
-    parts = {f"{group} {name}": numbers for group, members in groups for name, numbers in members.items()}
-    return {
-        f"{name} {count}": numbers[count]
-        for name, numbers in parts.items()
-        for count in counts
-        if isinstance(numbers, dict) and numbers.get(count)
-    }
 
 
 @pytest.fixture(scope="module")

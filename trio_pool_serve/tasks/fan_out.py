@@ -4,7 +4,7 @@ import itertools
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,8 +13,14 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest
-from trio_pool_serve.engine.queue_entry import Outputs, require_finite
-from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.engine.queue_entry import Outputs, are_finite, require_finite
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    JobField,
+    NotFiniteError,
+    PoolServeError,
+    unwrap_exception_groups,
+)
 from trio_pool_serve.prompts import Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
@@ -89,13 +95,17 @@ async def compute_rows(
     admitted: AdmittedRequest,
     timings: RequestTimings,
     row_done: RowDone | None = None,
+    fields: Mapping[JobField, int] | None = None,
 ) -> list[ComputedRow]:
     """Render and compute the rows of a request concurrently, in chunks; return the outputs in the order of the rows.
+
+    ``fields`` are the job's fields that the rows are from, in order, each with its number of rows; without it all are
+    from ``prompts``.
 
     The first failure cancels all other rows; its error is raised, not in a group. Cancellation: rows that have not been
     launched leave the queue.
     """
-    fan_out = FanOut(model, rows, admitted, timings, row_done)
+    fan_out = FanOut(model, rows, admitted, timings, row_done, fields or {"prompts": len(rows)})
     chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
     if len(chunks) == 1:
         await fan_out.submit(await fan_out.render(chunks[0]))
@@ -127,6 +137,7 @@ class FanOut:
     admitted: AdmittedRequest
     timings: RequestTimings
     row_done: RowDone | None
+    fields: Mapping[JobField, int]
     computed: dict[int, ComputedRow] = field(init=False, factory=dict)
     """Rows by index, once all of their windows are computed."""
     _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=lambda: defaultdict(list))
@@ -206,8 +217,9 @@ class FanOut:
             require_finite(outputs)
         except NotFiniteError as error:
             if submitted[0][2].embeds is None:  # else it is the only row
-                index = submitted[error.row or 0][0]
-                raise NotFiniteError(f"The model computed numbers for input {index} that are not finite.") from None
+                index = next(submitted[row[0]][0] for row in outputs if not are_finite([row]))
+                error.prompt, error.place = self.rows[index].prompt, self._place_of(index)
+                raise
             reason = "The model's output for these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None
         for number, output in outputs:
@@ -219,6 +231,11 @@ class FanOut:
                 self.computed[index] = computed[0] if len(computed) == 1 else _joined(computed)
                 if self.row_done is not None:
                     self.row_done(index, self.computed[index])
+
+    def _place_of(self, index: int) -> tuple[JobField, int | None]:
+        """Return a row's field, and its index there unless it is the only one."""
+        fields = [(name, at if rows > 1 else None) for name, rows in self.fields.items() for at in range(rows)]
+        return fields[index]
 
 
 def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:

@@ -110,7 +110,8 @@ async def _score_pairs(model: Model, job: ScoreJob, context: RequestContext, adm
         RowToCompute(PairPrompt(queries[job.query_of(index)], document, *limits), rendering, params)
         for index, document in enumerate(documents)
     ]
-    return _scores_of(await compute_rows(model, to_compute, admitted, context.timings))
+    fields: Mapping[JobField, int] = {"documents": len(documents)}
+    return _scores_of(await compute_rows(model, to_compute, admitted, context.timings, fields=fields))
 
 
 async def _score_vectors(model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest) -> Scores:
@@ -120,7 +121,8 @@ async def _score_vectors(model: Model, job: ScoreJob, context: RequestContext, a
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
     to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
-    rows = await compute_rows(model, to_compute, admitted, context.timings)
+    fields: Mapping[JobField, int] = {"queries": len(job.queries), "documents": len(job.documents)}
+    rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields)
     vectors = [row.vector for row in rows]
 
     def compare() -> npt.NDArray[np.float32]:
@@ -143,7 +145,7 @@ async def _score_late_interaction(
     pooling, spec = model.folder.spec.token_pooling, model.folder.spec
     rendering = _rendering(model, job, "query")
     to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
-    rows = await compute_rows(model, to_compute, admitted, context.timings)
+    rows = await compute_rows(model, to_compute, admitted, context.timings, fields={"queries": len(job.queries)})
     queries = [row.vector for row in rows]
     if pooling is not None and pooling.applies_to("query"):
         queries = [await pooled_tokens(model, vectors, pooling) for vectors in queries]
@@ -151,17 +153,19 @@ async def _score_late_interaction(
     params = [(MaxSim(vectors.copy()),) for vectors in queries]
     context.reservation.grow(sum(param.query.nbytes for (param,) in params))
     rendering, query_tokens = _rendering(model, job, "document"), sum(row.tokens for row in rows)
+    fields: Mapping[JobField, int] = {"documents": len(job.documents)}
     if pooling is None or not pooling.applies_to("document"):
         to_compute = [
             RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
             for index, side in enumerate(job.documents)
         ]
-        return _scores_of(await compute_rows(model, to_compute, admitted, context.timings), query_tokens)
+        rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields)
+        return _scores_of(rows, query_tokens)
     tokens = admitted.work.tokens
     require_few_numbers(model, tokens, field="documents")
     context.reservation.grow(tokens * model.engine.facts.dimensions * BYTES_PER_NUMBER)
     to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.documents]
-    rows, scores = await compute_rows(model, to_compute, admitted, context.timings), []
+    rows, scores = await compute_rows(model, to_compute, admitted, context.timings, fields=fields), []
     for index, row in enumerate(rows):
         [param] = params[job.query_of(index)]
         of_query = partial(max_sim, param.query, mean_scores=spec.mean_scores)

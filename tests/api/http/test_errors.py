@@ -1,9 +1,11 @@
 """Errors of requests, over a real socket: their shape and messages; nothing crashes, and the next one is answered."""
 
 import httpx
+import numpy as np
 import pytest
 import trio
 
+from tests.api.scripted_models import Everything, Judge, LateInteraction, ids_of, serve_as
 from tests.conftest import assert_idle
 from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
@@ -11,6 +13,7 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.app import create_app
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.service import Service
+from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledValue, PoolingParams, PoolingRequest, TokenEmbed
 
 BAD_BODIES = {
     "no input": (b"{}", "input"),
@@ -142,3 +145,43 @@ async def test_an_error_beside_a_cancellation_is_answered(config):
 async def test_what_ends_a_process_is_never_answered(config, raised):
     with pytest.raises((KeyboardInterrupt, SystemExit, BaseExceptionGroup)):
         await respond(config, *raised)
+
+
+UNLUCKY = "w3"
+
+
+def overflow(batch: Batch) -> CopiedBatch:
+    """Give each row ones, or infinities if the unlucky word is in it."""
+
+    def output(request: PoolingRequest, param: PoolingParams) -> PooledValue:
+        number = np.inf if ids_of(UNLUCKY)[1] in request.prompt.token_ids else 1
+        shape = {Embed: (8,), TokenEmbed: (1, 8)}.get(type(param), (1,))
+        return np.full(shape, number, dtype=np.float32)
+
+    return CopiedBatch([tuple(output(request, param) for param in request.params) for request in batch.requests])
+
+
+@each(
+    ("spec", "path", "body", "place"),
+    [
+        (Everything(), "/v1/embeddings", {"input": ["w1", "w2", UNLUCKY, *["w4"] * 40]}, "input[2]"),
+        (Everything(), "/v1/embeddings", {"input": [*["w1"] * 40, UNLUCKY]}, "input[40]"),
+        (Everything(), "/v1/embeddings", {"input": UNLUCKY}, "input"),
+        (Everything(), "/embed", {"inputs": ["w1", UNLUCKY]}, "inputs[1]"),
+        (Everything(), "/v2/embed", {"texts": ["w1", UNLUCKY], "input_type": "search_document"}, "texts[1]"),
+        (Everything(), "/v1/rerank", {"query": UNLUCKY, "documents": ["w1", "w2"]}, "query"),
+        (Everything(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
+        (Everything(), "/score", {"text_1": ["w1", UNLUCKY], "text_2": ["w1", "w2"]}, "text_1[1]"),
+        (Judge(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
+        (LateInteraction(), "/v1/rerank", {"query": UNLUCKY, "documents": ["w1", "w2"]}, "query"),
+        (LateInteraction(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
+    ],
+)
+async def test_an_input_whose_output_is_not_finite_is_named(client, service, scripted, spec, path, body, place):
+    serve_as(service, spec, prompts={"document": ""})
+    scripted.on_launch = overflow
+    answer = await client.post(path, json=body)
+    assert f"The model's output for {place} is not finite. The request's id is " in answer.text
+    assert answer.status_code == (424 if path == "/embed" else 500)
+    assert (await client.post(path, content=answer.request.content.replace(b"w3", b"w5"))).status_code == 200
+    assert_idle(service)

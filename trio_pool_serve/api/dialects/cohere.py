@@ -10,7 +10,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import openai
-from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES, RerankOptions
+from trio_pool_serve.api.dialects.vllm.scoring_endpoints import RERANK_FIELD_NAMES, RerankOptions
 from trio_pool_serve.api.dialects.vllm.token_endpoints import DetokenizeRequest, respond_detokenize
 from trio_pool_serve.api.fields.embedding_responses import pool_limited, refuse_embeddings
 from trio_pool_serve.api.fields.encodings import VectorEncoding, number_items
@@ -356,7 +356,7 @@ COHERE = Dialect(
             paths=("/v2/rerank",),
             wire=RerankRequest,
             respond=partial(respond_results, response=RankedDocuments, version="2"),
-            field_names=SCORE_FIELD_NAMES,
+            field_names=RERANK_FIELD_NAMES,
             response=RankedDocuments,
             summary="Sort documents by how well they fit a query.",
             example={"query": "What is a nursery?", "documents": [TEXT, "Bread needs flour."], "top_n": 1},

@@ -44,7 +44,7 @@ _RERANK: Endpoint[Any, ScoreJob] = Endpoint(
     paths=("/elasticsearch/rerank",),
     wire=RerankRequest,
     respond=respond_rerank,
-    field_names={"prompts": None},
+    field_names={"prompts": None, "queries": "query"},
     summary="Sort documents by how well they fit a query.",
     example={
         "query": "What is a nursery?",

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import jina, openai
 from trio_pool_serve.api.dialects.vllm import scoring_endpoints
-from trio_pool_serve.api.dialects.vllm.scoring_endpoints import SCORE_FIELD_NAMES
+from trio_pool_serve.api.dialects.vllm.scoring_endpoints import RERANK_FIELD_NAMES
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EmbeddingsResponse, refuse_embeddings
 from trio_pool_serve.api.fields.encodings import EncodingFormat, Endianness, VectorEncoding
 from trio_pool_serve.api.fields.field_values import (
@@ -217,7 +217,7 @@ VOYAGE = Dialect(
             discriminators=frozenset({"top_k", "truncation"}),
             wire=RerankRequest,
             respond=respond_rerank,
-            field_names={**SCORE_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncation")},
+            field_names={**RERANK_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncation")},
             response=RerankResponse,
             summary="Sort documents by how well they fit a query.",
             example={

@@ -65,6 +65,8 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         name_of = partial(endpoint.endpoint.name_of, wire=wire)
         message = error.message_with(name_of)
         param = error.param if error.field is None else name_of(error.field)
+    if isinstance(error, errors.NotFiniteError) and endpoint is not None:
+        message = error.message_with(partial(endpoint.endpoint.name_of, wire=wire))
     message = message.encode(errors="replace").decode()  # a chat template can raise lone surrogates
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"

@@ -40,7 +40,11 @@ SCORE_FIELD_NAMES: FieldNames = {
     "padded": "padding",
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
+    "queries": tuple(dict.fromkeys(first for first, _ in SIDE_NAMES)),
+    "documents": tuple(second for _, second in SIDE_NAMES),
 }
+
+RERANK_FIELD_NAMES: FieldNames = {**SCORE_FIELD_NAMES, "queries": "query", "documents": "documents"}
 
 
 @frozen(kw_only=True)
@@ -252,7 +256,7 @@ SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
             paths=(path,),
             wire=RerankRequest,
             respond=partial(respond_results, response=write, version="1", id_prefix="rerank-", with_texts=True),
-            field_names=SCORE_FIELD_NAMES,
+            field_names=RERANK_FIELD_NAMES,
             response=response,
             summary="Sort documents by how well they fit a query, best first.",
             example={
