@@ -23,6 +23,7 @@ def test_passing_tests_are_recorded_once_with_the_largest_difference_and_only_wh
     monkeypatch.setattr("tests.agreement_record.PATH", written)
     pytester.makeconftest('pytest_plugins = ["tests.agreement_record"]')
     pytester.makepyfile(PASSING_AND_FAILING)
+    pytester.makeini("[pytest]\naddopts = -p no:asyncio")
 
     pytester.inline_run().assertoutcome(passed=1, failed=1)
     assert not written.exists()

@@ -3,7 +3,8 @@
 They are imported by the tests: each takes a second, and every process of a run would import them to find the tests.
 """
 
-import warnings
+import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ from tests.end_to_end.texts import A_FEW, API_KEY, QUERY, TOO_LONG
 TEXTS = list(A_FEW)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""The packages warn of their own past, and leave their clients open."""
+
+
 @pytest.fixture(autouse=True)
-def quietly():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the packages warn of their own past
-        yield
+def collected() -> Iterator[None]:
+    """Close what a test has left open, before another test is blamed for it."""
+    yield
+    gc.collect()
 
 
 def test_langchain_embeds_and_is_told_of_texts_that_are_too_long(server_url, vectors, record_client):

@@ -13,8 +13,18 @@ import pytest
 from tests.end_to_end.comparison import assert_same_directions
 from tests.end_to_end.texts import A_FEW, API_KEY, TOO_LONG
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""LangChain and LlamaIndex leave their clients open."""
+
 TEXTS = list(A_FEW)
 KEY = {"Authorization": f"Bearer {API_KEY}"}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Close what a test has left open, before another test is blamed for it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -94,7 +104,6 @@ def test_langchain_embeds_and_finds_the_model(server_url, vectors, record_client
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its client open
 def test_llama_index_embeds(server_url, vectors, record_client):
     from llama_index.embeddings.ollama import OllamaEmbedding
 
@@ -102,5 +111,3 @@ def test_llama_index_embeds(server_url, vectors, record_client):
     embedder = OllamaEmbedding("minilm", base_url=server_url, client_kwargs={"headers": KEY})
     assert_same_directions(embedder.get_text_embedding_batch(TEXTS), vectors)
     assert_same_directions([embedder.get_query_embedding(TEXTS[0])], vectors[:1])
-    del embedder
-    gc.collect()
