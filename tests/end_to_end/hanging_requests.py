@@ -210,9 +210,9 @@ REQUESTS: Sequence[HangingRequest] = (
         status=500, says="The model's output for input[1] is not finite.",
     ),
     HangingRequest(
-        request="an input of 4,700 tokens", threads="ollama#17878",
-        did="200, but all later vectors were 0", correct="200",
-        model="qwen3", body={"input": ["hello", "a task owns " * 1174, "yes"]}, vectors=3,
+        request="three inputs, one of more than 4,700 tokens", threads="ollama#17878",
+        did="200, but later vectors were 0, for minutes", correct="200",
+        model="qwen3", body={"input": ["hello", "a task owns " * 1176, "yes"]}, vectors=3, tokens=4713,
     ),
     HangingRequest(
         request="a text of one space", threads="ollama#3944",
