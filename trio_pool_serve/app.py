@@ -12,6 +12,7 @@ from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.ollama import OLLAMA
+from trio_pool_serve.api.dialects.open_inference import OPEN_INFERENCE
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.dialects.tei import TEI
 from trio_pool_serve.api.http.connection import PoolServeConnection
@@ -46,6 +47,11 @@ from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
+
+MODEL_SUFFIXES = frozenset(
+    suffix for dialect in DIALECTS for endpoint in dialect.endpoints for suffix in endpoint.model_suffixes
+)
+"""Of all endpoints: lines of a batch, which are for one model, may name it with them."""
 
 BLUEPRINTS: list[Blueprint] = []
 """Quart blueprints with the routes of plugins; every app serves them."""
@@ -183,7 +189,12 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.middleware = Middleware(
         app.service,
         default=OPENAI,
-        by_path={**dialects, INFO_PATH: [TEI], **{path: [OLLAMA] for path in (*PATHS, V2_MODEL, V2_READY)}},
+        by_path={
+            **dialects,
+            INFO_PATH: [TEI],
+            **{path: [OLLAMA] for path in PATHS},
+            **{path: [OPEN_INFERENCE] for path in (V2_MODEL, V2_READY)},
+        },
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES | ADAPTER_CHANGES,
     )
@@ -192,7 +203,9 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         responder.respond_all,
         responder.paths,
         # In any state of the model.
-        lambda name, among: app.service.models.own_name(name, among=among),
+        lambda name, among: app.service.models.own_name(
+            app.service.models.without_suffix(name, MODEL_SUFFIXES, among=among)[0], among=among
+        ),
         app.service.api_keys.usage_by_batches,
     )
     app.service.batches.connect(routes, serve_forwarded(app))

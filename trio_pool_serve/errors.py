@@ -198,8 +198,8 @@ class OutOfDeviceMemoryError(PoolServeError):
 class NotFiniteError(PoolServeError):
     """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken.
 
-    If it is known which input that is, ``prompt`` is its prompt, and ``place`` is the job's field that has it, with its
-    index there; without an index it is the only one of the field.
+    If the input is known, ``prompt`` is its prompt, and ``place`` the job's field and the index in it, ``None`` if the
+    field has one input only.
     """
 
     prompt: object = None

@@ -71,8 +71,6 @@ RERANKING = {
     "voyage, with top_n": Way("voyage/reranker", "{server}/v1/rerank", "Voyage", "POST /v1/rerank", {"top_n": 2}),
 }
 
-WITHOUT_TEXTS = ("infinity", "voyage")
-
 WRONG = {
     "unknown model, embedding": ("embedding", {"model": "hosted_vllm/another", "input": TEXTS}, "NotFoundError"),
     "unknown model, cohere": ("rerank", {"model": "cohere/another"}, "NotFoundError"),
@@ -139,7 +137,7 @@ def test_documents_are_reranked(outcomes, scores, record_client, provider):
     if way.dialect == "NIM":
         ranked = [(index, 1 / (1 + math.exp(-logit))) for index, logit in ranked]
     assert_same_ranking(ranked, scores, way.more.get("top_n"))
-    if provider not in WITHOUT_TEXTS:
+    if provider != "infinity":
         assert [text for _, _, text in outcome["rows"]] == [TEXTS[index] for index, _, _ in outcome["rows"]]
 
 

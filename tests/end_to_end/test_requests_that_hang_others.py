@@ -57,7 +57,7 @@ LONG = ("vllm#52163",)
 
 CASES = [pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in LONG else []) for each in REQUESTS]
 
-WITHIN_S = 1
+WITHIN_S, TRIES = 1, 5
 
 
 def vectors_of(answer: httpx.Response) -> np.ndarray:
@@ -99,12 +99,18 @@ class Driven:
         return {each.pid for module in (ENGINE_PROCESS, API_PROCESS) for each in self.server.processes(module)}
 
     async def check_next(self, case: HangingRequest, within_s: float = WITHIN_S) -> None:
-        """The next request of the same client, for the same model, is answered."""
+        """The next request of the same client, for the same model, is answered in time.
+
+        Other tests may keep the cores busy, so one of the next ``TRIES`` has to be.
+        """
+        took_s = []
         async with self.client(case.key) as client:
-            begun = trio.current_time()
-            vector = await self.embed(client, case.model)
-            assert trio.current_time() - begun < within_s
-        np.testing.assert_allclose(vector, self.ordinary[case.model], atol=1e-5)
+            while not took_s or (min(took_s) >= within_s and len(took_s) < TRIES):
+                begun = trio.current_time()
+                vector = await self.embed(client, case.model)
+                took_s.append(trio.current_time() - begun)
+                np.testing.assert_allclose(vector, self.ordinary[case.model], atol=1e-5)
+        assert min(took_s) < within_s, took_s
 
     async def check_well(self) -> None:
         """The same processes are alive, and nothing is queued, computed or held."""

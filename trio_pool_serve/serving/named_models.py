@@ -41,22 +41,36 @@ class NamedModels:
         model allows its other names too, but not its adapters. If a model has ``ANY_NAME``, it takes unknown names.
         Raises ``NotFoundError``.
         """
-        models = self.among(among)
         name = name or self._default_name(among)
-        served = None if name is None else self.named(name) or self.named(ANY_NAME)
-        if served is None or not (among is None or (name in among if name in served.adapters else served in models)):
+        served = None if name is None else self._allowed(name if self.named(name) else ANY_NAME, among)
+        if served is None:
             adapters = [adapter.name for _, adapter in self.adapters_among(among)]
-            known = ", ".join([*(model.source.name for model in models), *adapters]) or "no model"
+            known = ", ".join([*(model.source.name for model in self.among(among)), *adapters]) or "no model"
             message = f"The model `{name or 'default'}` does not exist. This server has: {known}."
             raise NotFoundError(message, model=name)
         return served
 
-    def without_suffix(self, name: str | None, suffixes: Collection[str]) -> tuple[str | None, str]:
-        """Return a name without that of the ``suffixes`` that a client has appended to a known one, and the suffix."""
+    def without_suffix(
+        self, name: str | None, suffixes: Collection[str], *, among: Collection[str] | None
+    ) -> tuple[str | None, str]:
+        """Split a name into that of a model and the suffix behind it.
+
+        The name stays as it is if it is known, or unknown without the suffix, too. ``among`` limits the names, if
+        given.
+        """
         suffix = next((each for each in suffixes if name and name.endswith(each)), "")
-        if not suffix or name is None or self.named(name) or not self.named(stem := name.removesuffix(suffix)):
+        if not suffix or name is None or self._allowed(name, among):
             return name, ""
-        return stem, suffix
+        stem = name.removesuffix(suffix)
+        is_known = self._allowed(stem, among) or self._allowed(ANY_NAME, among)
+        return (stem, suffix) if stem and is_known else (name, "")
+
+    def _allowed(self, name: str, among: Collection[str] | None) -> ServedModel | None:
+        """Return the model with a name, alias or adapter, if ``among`` allows that name."""
+        served = self.named(name)
+        if served is None or among is None:
+            return served
+        return served if (name in among if name in served.adapters else served in self.among(among)) else None
 
     def _default_name(self, among: Collection[str] | None) -> str | None:
         named = [(served, served.source.name) for served in self.among(among)] or [

@@ -28,7 +28,7 @@ class RequestTimings:
     on_tokens: Callable[[int], object] | None = None
     """Called with the number of tokens of rendered rows, before they are computed."""
     load_s: float = 0.0
-    """Until its model was loaded."""
+    """Time spent waiting for the model to be loaded."""
     render_s: float = 0.0
     queue_s: float = 0.0
     forward_s: float = 0.0

@@ -92,7 +92,8 @@ async def test_examples_are_answered(client, config, dialect, endpoint, path):
     assert answer.status_code == 200, answer.text
     if endpoint.response is not None:
         always = {field.name for field in attrs.fields(endpoint.response) if field.default is not msgspec.UNSET}
-        assert set(answer.json()) == always
+        beside = {"data"} if (dialect.name, path) == ("vllm", "/v1/rerank") else set()
+        assert set(answer.json()) == always | beside
 
 
 @each("body", UNREADABLE.values(), UNREADABLE)
@@ -124,9 +125,10 @@ async def test_a_body_that_is_not_json_is_415_except_for_ollama(client, config, 
 
 @each(NAMES, ENDPOINTS, ids(ENDPOINTS))
 async def test_an_unknown_model_is_404_and_a_known_one_may_be_named(client, config, dialect, endpoint, path):
-    path = place(path, config)
-    answer = await client.post(path, json={**endpoint.example, "model": "nobody/nothing"})
+    unknown = path.replace("{name}", "nobody/nothing")
+    answer = await client.post(unknown, json={**endpoint.example, "model": "nobody/nothing"})
     assert "nobody/nothing" in assert_error(answer, dialect, 404, "NotFoundError/Validation")
+    path = place(path, config)
     answer = await client.post(path, json={**endpoint.example, "model": config.models[0], "no_such_field": 1})
     assert answer.status_code == 200
 

@@ -1,9 +1,10 @@
 """NIM's routes over real sockets; the runner is scripted, so every answer is known."""
 
+import attrs
 import pytest
 
-from tests.api.scripted_models import LONG, PROMPTS, Able, Judge, become, served_as, vector_of
-from tests.api.serving import post, refused, vectors
+from tests.api.scripted_models import LONG, PROMPTS, Able, Judge, become, serve_as, served_as, vector_of
+from tests.api.serving import post, refused, serving, vectors
 from tests.tables import each
 from trio_pool_serve.config import Config
 from trio_pool_serve.types import Classify
@@ -37,6 +38,21 @@ async def test_a_suffix_of_the_name_is_the_input_type_whatever_the_field_says(cl
         answer = await post(client, input="hello", model=f"nv/embed{suffix}", **fields)
         assert answer["data"][0]["embedding"] == vector_of(f"{prompt}hello")
         assert answer["model"] == "nv/embed"
+
+
+async def test_an_endpoint_without_input_types_knows_no_suffixes(client):
+    body = {"inputs": [{"content": "hello"}], "model": "nv/embed-query"}
+    assert "`nv/embed-query`" in (await refused(client, "/v1/multimodalembeddings", body, 404))["message"]
+    body = {"query": "hello", "documents": ["w1"], "top_k": 1, "model": "nv/embed-query"}
+    assert "`nv/embed-query`" in (await refused(client, "/v1/rerank", body, 404))["message"]
+
+
+async def test_a_model_that_takes_any_name_takes_names_with_suffixes(config, scripted):
+    config = attrs.evolve(config, models=(config.models[0].partition("=")[2],))
+    config = attrs.evolve(config, loading=attrs.evolve(config.loading, served_model_name="first,*"))
+    async with serving(config, scripted) as (service, client):
+        serve_as(service, Able(), prompts=PROMPTS)
+        assert await vectors(client, input="hello", model="nv-embedqa-query") == [vector_of("query : hello")]
 
 
 async def test_only_a_suffix_of_a_known_name_counts(client):
@@ -74,6 +90,9 @@ async def test_the_path_names_the_model_if_the_body_does_not(client, service, sc
     body = {"query": {"text": "hello"}, "passages": PASSAGES}
     path = "/v1/retrieval/nv/other/reranking"
     assert "`nv/other`" in (await refused(client, path, body, 404))["message"]
+    both = await refused(client, path, {**body, "model": "nv/embed"})
+    assert both["message"].startswith("The path names the model `nv/other`, the body `nv/embed`")
+    path = "/v1/retrieval/nv/embed/reranking/"
     assert (await post(client, path, **body, model="nv/embed", top_k=2))["rankings"][1]["index"] == 2
 
 

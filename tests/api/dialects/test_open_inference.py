@@ -78,11 +78,11 @@ async def test_long_texts_are_refused_or_truncated_as_the_parameters_say(client)
 @each(
     ("body", "status", "said"),
     [
-        ({"inputs": []}, 400, "inputs must be tensors with different names"),
+        ({"inputs": []}, 400, "inputs is empty"),
         ({"inputs": [tensor("a"), tensor("b")]}, 400, "inputs must be tensors with different names"),
         ({"inputs": [tensor("a", name="x"), tensor("b", name="y")]}, 400, "The inputs must be text, not x, y."),
-        ({"inputs": [tensor("a", shape=[2])]}, 400, "The input 'text' has 1 texts; its shape is [2]."),
-        ({"inputs": [tensor("a", shape=[1] * 9)]}, 400, "has 1 texts; its shape is"),
+        ({"inputs": [tensor("a", shape=[2])]}, 400, "The shape of `text` is [2]; its data: 1 texts."),
+        ({"inputs": [tensor("a", shape=[1] * 9)]}, 400, "The shape of `text` is"),
         ({"inputs": [tensor("a", shape=[-1])]}, 400, "shape"),
         ({"inputs": [tensor(5)]}, 400, "data"),
         ({"inputs": [{**tensor("a"), "datatype": "FP32"}]}, 400, "datatype"),
@@ -90,7 +90,7 @@ async def test_long_texts_are_refused_or_truncated_as_the_parameters_say(client)
         ({"inputs": [tensor("a")], "outputs": [{"name": "score"}]}, 400, "The only output of this model is embedding."),
         ({"inputs": [tensor("a")], "outputs": [{"name": "other"}]}, 400, "name"),
         ({"inputs": [tensor("a")], "parameters": {"truncate": "maybe"}}, 400, "truncate"),
-        ({"inputs": [tensor("a")], "model": "other"}, 404, "`other`"),
+        ({"inputs": [tensor("a")], "model": "other"}, 400, "The path names the model `org/minilm`, the body `other`"),
     ],
 )
 async def test_errors_are_strings_that_name_what_is_wrong(client, scripted, body, status, said):
@@ -106,6 +106,14 @@ async def test_the_path_names_the_model(client):
     assert (answer.status_code, "`other`" in answer.json()["error"]) == (404, True)
 
 
+@each("path", [f"{PATH}/", f"{PATH}//"])
+async def test_slashes_at_the_end_are_no_part_of_a_name(client, path):
+    answer = await client.post(path, json={"inputs": [tensor("hello")]})
+    assert (answer.status_code, answer.json()["model_name"]) == (200, "org/minilm")
+    assert (await client.get("/v2/models/org/minilm/ready/")).json() == {"name": "org/minilm", "ready": True}
+    assert (await client.get("/v2/models/org/minilm/")).json()["name"] == "org/minilm"
+
+
 async def test_a_model_s_tensors_are_described(client, service):
     async def described() -> Any:
         return (await client.get("/v2/models/org/minilm")).json()
@@ -119,7 +127,7 @@ async def test_a_model_s_tensors_are_described(client, service):
     assert [given["name"] for given in model["inputs"]] == ["query", "documents"]
     assert model["outputs"] == [{"name": "score", "datatype": "FP32", "shape": [-1]}]
     become(service, LateInteraction())
-    assert "no single output" in (await described())["error"]
+    assert "This route is for embeddings, labels and scores of pairs." in (await described())["error"]
 
 
 async def test_whether_a_model_is_loaded_is_told(client, service):

@@ -250,3 +250,53 @@ async def test_a_broken_file_or_a_key_of_the_flag_in_it_ends_a_server_that_start
     with pytest.RaisesGroup(pytest.RaisesExc(ModelLoadError, match="--api-keys-file")):
         async with keyed(config, scripted, key_file):
             pytest.fail("it serves")
+
+
+# -- models of other keys, on the routes of other products ------------------------------------------------------
+
+OTHERS_MODEL = [
+    ("POST", "/api/show", {"model": "first"}),
+    ("POST", "/api/show", {"model": "first:latest"}),
+    ("POST", "/api/embed", {"model": "first:latest", "input": "hello"}),
+    ("POST", "/v1/embeddings", {"model": "first-query", "input": "hello"}),
+    ("GET", "/v2/models/first", None),
+    ("GET", "/v2/models/first/ready", None),
+    ("POST", "/v2/models/first/infer", {"inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}),
+]
+
+
+@each(("method", "path", "body"), OTHERS_MODEL)
+async def test_a_model_of_other_keys_is_as_unknown_as_one_that_does_not_exist(
+    config, scripted, key_file, method, path, body
+):
+    def unknown(value):
+        return None if value is None else {name: each.replace("first", "none") if name == "model" else each
+                                           for name, each in value.items()}  # fmt: skip
+
+    key = {"Authorization": "Bearer one-model-key"}
+    async with keyed(config, scripted, key_file) as (_, client):
+        theirs = await client.request(method, path, json=body, headers=key)
+        nobody_s = await client.request(method, path.replace("first", "none"), json=unknown(body), headers=key)
+    assert (theirs.status_code, nobody_s.status_code) == (404, 404), theirs.text
+    assert theirs.text.replace("first", "none") == nobody_s.text
+
+
+async def test_lists_and_defaults_of_other_products_have_the_models_of_the_key(config, scripted, key_file):
+    key = {"Authorization": "Bearer one-model-key"}
+    async with keyed(config, scripted, key_file) as (_, client):
+        for path in ("/api/tags", "/api/ps"):
+            listed = (await client.get(path, headers=key)).json()["models"]
+            assert [model["name"] for model in listed] == ["second:latest"], path
+        assert (await client.get("/meta", headers=key)).json()["model"] == "second"
+
+
+async def test_without_a_key_the_open_list_has_all_models_and_with_one_the_key_s(config, scripted, key_file):
+    async with keyed(config, scripted, key_file, api_key_scope="all-but-models") as (_, client):
+        for given, names in (
+            ({}, ["first", "second"]),
+            ({"Authorization": "Bearer wrong"}, ["first", "second"]),
+            ({"Authorization": "Bearer one-model-key"}, ["second"]),
+        ):
+            cards = (await client.get("/v1/models", headers=given)).json()["data"]
+            assert [card["id"] for card in cards] == names, given
+            assert (await client.get("/v1/models/first", headers=given)).status_code == (200 if len(names) > 1 else 404)

@@ -47,6 +47,8 @@ async def test_voyage_s_clients_find_the_ranking_under_data_where_they_ask_and_o
     assert answer["data"] == [{name: each[name] for name in ("index", "relevance_score")} for each in answer["results"]]
     assert [each["index"] for each in answer["data"]] == [1, 2, 0]
     assert (other["results"], set(answer) - set(other)) == (answer["results"], {"data"})
+    with_documents = await post(client, "/v1/rerank", **body, return_documents=True)
+    assert [each["document"] for each in with_documents["data"]] == ["hello w1", "w1", "w2"]
 
 
 async def test_a_doubled_version_is_answered_and_logged_once(client, caplog):
@@ -54,7 +56,10 @@ async def test_a_doubled_version_is_answered_and_logged_once(client, caplog):
         for path in ("/v1/v1/embeddings", "/v1//v1/embeddings/", "/v1/v1/rerank"):
             assert (await client.post(path, json={"input": "hello"})).status_code == (400 if "rerank" in path else 200)
         assert (await client.get("/v1/v1/models")).status_code == 200
+        assert (await client.post("/v1/v2/embed", json={"texts": ["hello"]})).status_code == 200
+        assert (await client.get("/v1/api/version")).status_code == 200
         assert (await client.get("/v1/v1/v1/models")).status_code == 404
+        assert (await client.post("/v1/pooling", json={"input": "hello"})).status_code == 404
         assert (await client.get("/v1/v1/nothing")).status_code == 404
     assert [record.getMessage() for record in caplog.records if "base URL" in record.getMessage()] == [
         "a client requests /v1/v1/embeddings instead of /v1/embeddings: its base URL must not end in /v1"

@@ -79,6 +79,8 @@ async def test_while_the_model_loads_the_server_lives_and_is_not_ready(config, s
             assert answer.json()["error"]["type"] == "ServiceUnavailableError"
             assert int(answer.headers["retry-after"]) >= 1
             assert (await client.get("/v1/models")).status_code == 503
+            for path in ("/api/show", "/api/pull"):
+                assert (await client.post(path, json={"model": config.models[0]})).status_code == 503, path
             loaded.set()
             await service.wait_ready()
             await assert_probes(client, "ready")

@@ -87,10 +87,10 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
 JINA = Dialect(
     name="jina",
     error_body=openai.error_body,
-    model_suffixes=openai.MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
+            model_suffixes=openai.MODEL_SUFFIXES,
             discriminators=frozenset(
                 {"task", "embedding_type", "normalized", "truncate", "return_multivector"}
                 | {"late_chunking", "late_chunking_params"}

@@ -227,17 +227,20 @@ def error_body(error: WireError) -> tuple[int, Any]:
     return STATUSES.get(status, status), body
 
 
+MODEL_SUFFIXES = (":latest",)
+"""A name without a tag has this one in Ollama."""
+
 MODEL, TEXTS = "org/model", ["A nursery owns its tasks.", "Every task has a parent."]
 """Examples."""
 
 OLLAMA = Dialect(
     name="ollama",
     error_body=error_body,
-    model_suffixes=(":latest",),
     ignores_content_type=True,
     endpoints=(
         Endpoint(
             paths=("/api/embed",),
+            model_suffixes=MODEL_SUFFIXES,
             wire=EmbedRequest,
             respond=respond_embed,
             field_names={"prompts": "input", "truncate_to": "options"},
@@ -247,6 +250,7 @@ OLLAMA = Dialect(
         ),
         Endpoint(
             paths=("/api/embeddings",),
+            model_suffixes=MODEL_SUFFIXES,
             wire=PromptRequest,
             respond=respond_embeddings,
             field_names={"prompts": "prompt", "truncate_to": "options"},
@@ -256,6 +260,7 @@ OLLAMA = Dialect(
         ),
         Endpoint(
             paths=("/api/rerank",),
+            model_suffixes=MODEL_SUFFIXES,
             wire=RerankRequest,
             respond=respond_rerank,
             field_names={"prompts": None, "queries": "query", "truncate_to": "options"},

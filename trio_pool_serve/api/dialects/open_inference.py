@@ -34,7 +34,7 @@ MAX_SHAPE = 8
 
 @frozen(kw_only=True)
 class InputTensor:
-    """Texts as a tensor of strings, of any shape."""
+    """Texts as a tensor of strings: flat, or in lists."""
 
     name: str
     shape: list[Length]
@@ -47,7 +47,8 @@ class InputTensor:
         require_some(flat, network, param="inputs")
         if len(self.shape) > MAX_SHAPE or math.prod(self.shape) != len(flat):
             raise InvalidRequestError(
-                f"The input {self.name!r} has {len(flat)} texts; its shape is {self.shape[:MAX_SHAPE]}.", param="inputs"
+                f"The shape of `{self.name}` is {self.shape[:MAX_SHAPE]}; its data: {len(flat)} texts.",
+                param="inputs",
             )
         return flat
 
@@ -77,8 +78,9 @@ class InferRequest(WireRequest):
 
     def job(self, network: NetworkConfig) -> Mapping[str, list[str]]:
         """Return the texts of each input by its name. Raises ``InvalidRequestError``."""
+        require_some(self.inputs, network, param="inputs")
         texts = {tensor.name: tensor.texts(network) for tensor in self.inputs}
-        if not 0 < len(texts) == len(self.inputs):
+        if len(texts) < len(self.inputs):
             raise InvalidRequestError("inputs must be tensors with different names.", param="inputs")
         return texts
 
@@ -117,7 +119,8 @@ def tensors_of(spec: ModelSpec) -> tuple[Sequence[str], OutputName]:
     if "classify" in spec.tasks:
         return ("text",), "probabilities"
     raise InvalidRequestError(
-        f"This model has no single output of one shape. Supported tasks: {sorted(spec.tasks)}.", param="inputs"
+        f"This route is for embeddings, labels and scores of pairs. Supported tasks: {sorted(spec.tasks)}.",
+        param="inputs",
     )
 
 
@@ -134,17 +137,17 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
     if output == "score":
         queries, documents = (texts[name] for name in names)
         scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params)
-        values = (await score(call.model, scored, call.context)).values
+        rows: list[Vectors] = [(await score(call.model, scored, call.context)).values]
     else:
         job = PoolJob(
             prompts=list(map(TextPrompt, texts[names[0]])),
             tasks=("embed" if output == "embedding" else "classify",),
             input_params=wire.input_params,
         )
-        rows: list[Vectors] = [row for (row,) in (await pool(call.model, job, call.context)).rows]  # type: ignore[misc]
-        values = np.stack(rows)
+        rows = [row for (row,) in (await pool(call.model, job, call.context)).rows]  # type: ignore[misc]
 
     def encode() -> HttpResponse:
+        values = rows[0] if output == "score" else np.stack(rows)
         tensor = OutputTensor(
             name=output, shape=list(values.shape), data=msgspec.Raw(row_json(values.ravel(), "float32"))
         )
@@ -152,7 +155,7 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
             InferResponse(model_name=call.model.name, id=wire.id or call.request_id, outputs=[tensor])
         )
 
-    return await call.encode(encode, rows=len(values), nbytes=values.nbytes)
+    return await call.encode(encode, rows=len(rows), nbytes=sum(row.nbytes for row in rows))
 
 
 EXAMPLE = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["A nursery owns its tasks."]}

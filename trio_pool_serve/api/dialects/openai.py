@@ -173,10 +173,10 @@ MODEL_SUFFIXES = ("-query", "-passage")
 OPENAI = Dialect(
     name="openai",
     error_body=error_body,
-    model_suffixes=MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
+            model_suffixes=MODEL_SUFFIXES,
             wire=EmbeddingsRequest,
             respond=respond_embeddings,
             field_names=EMBEDDINGS_FIELD_NAMES,

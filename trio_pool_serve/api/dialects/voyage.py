@@ -2,7 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-import msgspec
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import jina, openai
@@ -21,7 +20,7 @@ from trio_pool_serve.api.fields.field_values import (
 )
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.messages import ContentInput
-from trio_pool_serve.api.fields.ranking import require_top, respond_ranking
+from trio_pool_serve.api.fields.ranking import RankedItem, require_top, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -87,15 +86,6 @@ class RerankRequest(scoring_endpoints.RerankRequest):
         return evolve(job, input_params=with_truncation(job.input_params, self, truncates=self.truncation is not False))
 
 
-@frozen
-class RerankItem:
-    """One document's rank; with ``return_documents``, the document itself."""
-
-    index: int
-    relevance_score: float
-    document: str | msgspec.UnsetType = msgspec.UNSET
-
-
 @frozen(kw_only=True)
 class TotalTokens:
     """Number of tokens that the model read."""
@@ -107,7 +97,7 @@ class TotalTokens:
 class RerankResponse:
     """The documents, best first."""
 
-    data: list[RerankItem]
+    data: list[RankedItem]
     model: str
     usage: TotalTokens
     object: Literal["list"] = "list"
@@ -116,14 +106,14 @@ class RerankResponse:
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
 
-    def write(scores: Scores, data: list[RerankItem]) -> RerankResponse:
+    def write(scores: Scores, data: list[RankedItem]) -> RerankResponse:
         return RerankResponse(data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
 
     return await respond_ranking(
         call,
         write,
         top_n=call.wire.top_k or call.wire.top_n,
-        result=RerankItem,
+        result=RankedItem,
         document=str if call.wire.return_documents else None,
     )
 
@@ -196,10 +186,10 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
 VOYAGE = Dialect(
     name="voyage",
     error_body=openai.error_body,
-    model_suffixes=openai.MODEL_SUFFIXES,
     endpoints=(
         Endpoint(
             paths=("/v1/embeddings", "/embeddings"),
+            model_suffixes=openai.MODEL_SUFFIXES,
             discriminators=frozenset({"input_type", "output_dtype", "output_dimension", "truncation"}),
             wire=VoyageEmbeddingsRequest,
             respond=jina.respond_embeddings,

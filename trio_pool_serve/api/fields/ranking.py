@@ -64,6 +64,15 @@ class RerankResult:
     document: RerankDocument | msgspec.UnsetType = msgspec.UNSET
 
 
+@frozen
+class RankedItem:
+    """A result as Voyage's clients read it; with ``return_documents``, the document itself."""
+
+    index: int
+    relevance_score: float
+    document: str | msgspec.UnsetType = msgspec.UNSET
+
+
 @frozen(kw_only=True)
 class RankedDocuments:
     """The documents, best first. Clients of vLLM read ``model`` and ``usage``, clients of Cohere read ``meta``."""
@@ -107,14 +116,23 @@ async def respond_results(
     version: str,
     id_prefix: str = "",
     with_texts: bool = False,
+    with_data: bool = False,
 ) -> HttpResponse:
     """Rerank as ``respond_ranking``, with the response of a version of Cohere's API.
 
-    ``with_texts`` is what the request has by default as its ``return_documents``.
+    ``with_texts`` is the default of ``return_documents``. ``with_data`` adds the results as Voyage's clients read them,
+    with the documents if ``return_documents`` is true.
     """
+    given = call.wire.return_documents
+
+    def item(result: RerankResult) -> RankedItem:
+        document = result.document
+        text = document.text if given and isinstance(document, RerankDocument) else msgspec.UNSET
+        return RankedItem(result.index, result.relevance_score, text)
 
     def write(scores: Scores, results: list[RerankResult]) -> RankedDocuments:
         return response(
+            **({"data": list(map(item, results))} if with_data else {}),
             id=call.response_id(id_prefix),
             results=results,
             meta=meta_of(version, search_units=1),
@@ -122,5 +140,5 @@ async def respond_results(
             usage=Usage.of(scores.prompt_tokens),
         )
 
-    wanted = with_texts if call.wire.return_documents is None else call.wire.return_documents
+    wanted = with_texts if given is None else given
     return await respond_ranking(call, write, top_n=call.wire.top_n, document=RerankDocument if wanted else None)

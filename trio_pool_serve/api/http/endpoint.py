@@ -95,7 +95,8 @@ class Endpoint(Generic[Wire, Job]):
 
     ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
     its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
-    ``InvalidRequestError``. ``respond`` does the job and returns the response. ``example`` is a request, and
+    ``InvalidRequestError``. Clients may append one of ``model_suffixes`` to the name of a model; ``Call.model_suffix``
+    tells which. ``respond`` does the job and returns the response. ``example`` is a request, and
     ``summary`` a line, for ``/openapi.json``; ``response`` is the attrs class of the response, if that is a JSON
     object.
     """
@@ -106,6 +107,7 @@ class Endpoint(Generic[Wire, Job]):
     summary: str
     example: Mapping[str, Any]
     discriminators: frozenset[str] = frozenset()
+    model_suffixes: tuple[str, ...] = ()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
     to_job: Callable[[Wire, NetworkConfig], Job] = Factory(lambda self: self.wire.job, takes_self=True)
@@ -131,8 +133,6 @@ class Dialect:
     endpoints: tuple[Endpoint[Any, Any], ...]
     error_body: Callable[[WireError], tuple[int, Any]]
     """Returns the status and the JSON body of an error."""
-    model_suffixes: tuple[str, ...] = ()
-    """Clients may append one of these to the name of a model; ``Call.model_suffix`` tells which."""
     ignores_content_type: bool = False
     """Whether a body may have any ``Content-Type``; by default it must be JSON, or not declared."""
 

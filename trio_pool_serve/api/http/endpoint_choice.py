@@ -96,10 +96,19 @@ def decode_body(
         return DecodedBody(claimed_by, wire, error=error)
 
 
-def model_named_by(decoded: DecodedBody, models: NamedModels, in_path: str | None) -> tuple[str | None, str]:
-    """Return the model that a request names, in its body or else in its path, and the suffix of the name, if any."""
+def model_named_by(
+    decoded: DecodedBody, models: NamedModels, *, among: Collection[str] | None, in_path: str | None = None
+) -> tuple[str | None, str]:
+    """Return the model that a request names, in its path or its body, and the suffix of the name, if any.
+
+    ``among`` are the names that it may use. Raises ``InvalidRequestError`` if path and body name different models.
+    """
     name = getattr(decoded.wire, "model", None) or in_path
-    return models.without_suffix(name, decoded.claimed_by.dialect.model_suffixes)
+    if in_path is not None and name != in_path:
+        raise InvalidRequestError(
+            f"The path names the model `{in_path}`, the body `{name}`: leave out the body's.", param="model"
+        )
+    return models.without_suffix(name, decoded.claimed_by.endpoint.model_suffixes, among=among)
 
 
 def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapping[str, msgspec.Raw]:

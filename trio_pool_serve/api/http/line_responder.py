@@ -12,7 +12,7 @@ from trio_pool_serve.api.http.endpoint_choice import DecodedBody, model_named_by
 from trio_pool_serve.api.http.error_responses import describe, error_body
 from trio_pool_serve.api.http.json_body import is_quick_to_decode
 from trio_pool_serve.api.http.request_body import SMALL_BYTES
-from trio_pool_serve.api.http.route_table import RouteTable, name_in_path
+from trio_pool_serve.api.http.route_table import PLACE, RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
@@ -55,8 +55,9 @@ class LineResponder:
 
     @property
     def paths(self) -> list[str]:
-        """The paths that lines may name."""
-        return [path for (_, path), handler in self.routes.routes.items() if isinstance(handler, TaskHandler)]
+        """The paths that lines may name: all tasks' but those with a name in them."""
+        tasks = [path for (_, path), handler in self.routes.routes.items() if isinstance(handler, TaskHandler)]
+        return [path for path in tasks if PLACE not in path]
 
     def has_route(self, path: str) -> bool:
         """Return whether lines may name a path."""
@@ -125,8 +126,8 @@ class LineResponder:
         context: RequestContext,
     ) -> LineResponse:
         """Return the response. Raises ``_NotJsonError`` for one that cannot be part of a line."""
-        models, template = self.service.models, self.routes.template_of(self.routes.path_of_route(line.path))
-        name, suffix = model_named_by(decoded, models, name_in_path(template, line.path))
+        models = self.service.models
+        name, suffix = model_named_by(decoded, models, among=submitter.models)
         with models.use(name, among=submitter.models) as use:
             call = Call(
                 wire=decoded.wire,
@@ -149,7 +150,8 @@ class LineResponder:
         return LineResponse(response.status, response.body, context.timings.tokens)
 
     def _handler_of(self, path: str) -> TaskHandler | None:
-        handler = self.routes.find("POST", self.routes.path_of_route(path))
+        path = self.routes.path_of_route(path)
+        handler = None if PLACE in self.routes.template_of(path) else self.routes.find("POST", path)
         return handler if isinstance(handler, TaskHandler) else None
 
 

@@ -14,7 +14,7 @@ from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.task_handler import TaskHandler
-from trio_pool_serve.config import KeyScope, NetworkConfig
+from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import (
     AuthenticationError,
     OverloadedError,
@@ -41,11 +41,7 @@ is a fiftieth of ``--max-queue-s``, much less than the error of the estimate."""
 
 MAX_KNOWN = 1024
 
-KEYLESS: Mapping[KeyScope, Collection[str]] = {
-    "all-but-metrics": ("/metrics",),
-    "all-but-models": ("/v1/models", "/models", "/v1/models/{name}"),
-}
-"""The routes whose GET needs no key, by ``--api-key-scope``."""
+MODEL_LIST = frozenset({"/v1/models", "/models", "/v1/models/{name}"})
 
 
 @frozen(eq=False)
@@ -173,11 +169,16 @@ class Middleware:
         address = request.scope.get("client")
         request.client = Client(self._labels.label(address[0] if address else "", request.scope["headers"]))
         keys = self._service.api_keys
-        if not keys.are_needed or not self._needs_key(request):
+        if not keys.are_needed:
             return None
-        key = keys.find(request.headers)
+        is_needed = self._needs_key(request)
+        if not is_needed and request.route not in MODEL_LIST:
+            return None
+        key = keys.find(request.headers)  # one that is not needed still limits the models
         if key is None:
-            raise AuthenticationError("The API key is missing or wrong.")
+            if is_needed:
+                raise AuthenticationError("The API key is missing or wrong.")
+            return None
         request.key, request.client, request.models = key, Client(key.name, key.may_outrank), key.models
         return key
 
@@ -187,8 +188,9 @@ class Middleware:
             return False  # browsers ask for a page's permission without its key
         if self._network.api_key_scope == "vllm":
             return path.startswith(("/v1", "/v2"))
-        keyless = KEYLESS.get(self._network.api_key_scope, ())
-        return method not in ("GET", "HEAD") or request.route not in keyless
+        if self._network.api_key_scope == "all-but-models":
+            return method not in ("GET", "HEAD") or request.route not in MODEL_LIST
+        return self._network.api_key_scope == "all" or path != "/metrics"
 
     def error_response(self, request: HttpRequest, error: Exception) -> HttpResponse:
         """Count a request that failed, and return its response."""

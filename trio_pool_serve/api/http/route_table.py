@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 SLASHES = re.compile("/{2,}")
 
+DOUBLED = ("/v1/v1/", "/v1/v2/", "/v1/api/")
+"""Beginnings of the paths of clients whose base URL ends in ``/v1``, though they add the rest by themselves."""
+
 OTHER_METHODS = ""
 
 PLACE = "{name}"
@@ -62,13 +65,17 @@ class RouteTable:
 
     def path_of_route(self, path: str) -> str:
         """Return a path as its route spells it: single slashes, none at the end, one /v1; else it is unchanged."""
-        if not path or self.template_of(path):
+        if not path or path in self._by_path:
             return path
+        stripped = path.rstrip("/")
+        if template := self.template_of(path):
+            # A slash behind a route's end, which would belong to a name otherwise.
+            return stripped if self.template_of(stripped) not in ("", template) else path
         plain = SLASHES.sub("/", path).rstrip("/") or "/"
-        single = plain.removeprefix("/v1")
         if self.template_of(plain):
             return plain
-        if not (single.startswith("/v1/") and (template := self.template_of(single))):
+        single = plain.removeprefix("/v1")
+        if not (plain.startswith(DOUBLED) and (template := self.template_of(single))):
             return path
         if not self._has_warned:
             self._has_warned = True
@@ -81,7 +88,8 @@ class RouteTable:
 def name_in_path(template: str, path: str) -> str | None:
     """Return the part of a path in the place of ``{name}`` in its route's path; ``None`` if that has no such part."""
     before, place, after = template.partition(PLACE)
-    return path.removeprefix(before).removesuffix(after) if place else None
+    name = path.removeprefix(before).removesuffix(after)
+    return (name.rstrip("/") if after else name) if place else None
 
 
 def fixed(response: HttpResponse) -> Handler:

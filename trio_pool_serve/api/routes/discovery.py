@@ -19,9 +19,8 @@ STATES = ("live", "ready")
 
 def nim_probe(state: str, *, ok: bool) -> HttpResponse:
     """Return the response to a probe of NIM's."""
-    name = "ready" if state == "ready" else "live"
-    message = f"Service is {name}." if ok else f"Service is not {name}."
-    return HttpResponse.json({"object": "health.response", "message": message, name: ok}, 200 if ok else 503)
+    message = state if ok else f"not {state}"
+    return HttpResponse.json({"object": "health.response", "message": message, state: ok}, 200 if ok else 503)
 
 
 def weaviate_probe(_: str, *, ok: bool) -> HttpResponse:

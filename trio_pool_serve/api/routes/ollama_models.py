@@ -1,10 +1,7 @@
 """Ollama's routes that describe models, and the routes that are refused: no model is downloaded, no text generated."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from hashlib import sha256
 from typing import NoReturn
 
@@ -12,13 +9,12 @@ import msgspec
 import trio
 
 import trio_pool_serve
-from trio_pool_serve.api.dialects.ollama import OLLAMA
+from trio_pool_serve.api.dialects.ollama import MODEL_SUFFIXES
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
 from trio_pool_serve.api.routes.models import names_among
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError
-from trio_pool_serve.models.files.model_digest import files_of_model
+from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ServedModel
@@ -27,7 +23,7 @@ PATHS = ("/api/tags", "/api/ps", "/api/version", "/api/show", "/api/pull", "/api
 
 MAX_BODY_BYTES = 4096
 
-FOR_EVER = "9999-12-31T23:59:59Z"
+FOR_EVER, FOR_EVER_S = "9999-12-31T23:59:59Z", 1e9
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -66,35 +62,26 @@ def _time(seconds: float) -> str:
 
 
 def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
-    """Return what all routes say of a model. Blocks: reads the sizes of its files."""
+    """Return what all routes say of a model. Its size is that in memory, which is known without reading files."""
     source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
-    files = []
-    with suppress(OSError):  # the folder may be gone: the model stays loaded
-        files = [path.stat() for path in files_of_model(folder.path).values()]
+    memory = served.engine.worker.memory
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": _time(max((file.st_mtime for file in files), default=served.created)),
-        "size": sum(file.st_size for file in files),
+        "modified_at": _time(served.created),
+        "size": memory.resident_bytes + memory.device_bytes,
         "digest": sha256(source.encode()).hexdigest(),
         "details": _details(served, folder),
         "capabilities": _capabilities(folder),
     }
 
 
-def _running(now: float, idle_s: float, served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
-    """Return what ``/api/ps`` says of a loaded model, which is unloaded after ``idle_s``. Blocks as ``_entry``.
-
-    ``now`` is by trio's clock.
-    """
-    memory, unused_s = served.engine.worker.memory, 0 if served.users else now - served.idle_since
-    return {
-        **_entry(served, name, folder),
-        "expires_at": _time(time.time() + max(0.0, idle_s - unused_s)) if idle_s else FOR_EVER,
-        "size": memory.resident_bytes + memory.device_bytes,
-        "size_vram": memory.device_bytes,
-        "context_length": folder.max_model_len,
-    }
+def _expires_at(served: ServedModel, idle_s: float) -> str:
+    """Return when a model would be unloaded if no request came; ``idle_s`` is ``--idle-unload-s``."""
+    if not 0 < idle_s < FOR_EVER_S:
+        return FOR_EVER
+    unused_s = 0 if served.users else trio.current_time() - served.idle_since
+    return _time(time.time() + max(0.0, idle_s - unused_s))
 
 
 def ollama_routes(service: Service) -> Routes:
@@ -105,19 +92,23 @@ def ollama_routes(service: Service) -> Routes:
         named = names_among(service, request.models)
         return [(served, name, served.folder) for served, name in named if served.folder is not None]
 
-    async def listed(
-        each: Callable[..., object], of: Sequence[tuple[ServedModel, str, AnyModelFolder]]
-    ) -> HttpResponse:
-        entries = await service.offload.run("postprocess", lambda: [each(*model) for model in of])
-        return HttpResponse.json({"models": entries})
-
     async def tags(request: HttpRequest) -> HttpResponse:
-        return await listed(_entry, models(request))
+        return HttpResponse.json({"models": [_entry(*model) for model in models(request)]})
 
     async def running(request: HttpRequest) -> HttpResponse:
-        """Respond with the loaded models. Cancellation: as ``Offload.run``."""
-        each = partial(_running, trio.current_time(), service.config.model_changes.idle_unload_s)
-        return await listed(each, [model for model in models(request) if model[0].loaded is not None])
+        """Respond with the loaded models. Cancellation: has no checkpoint."""
+        idle_s = service.config.model_changes.idle_unload_s
+        loaded = [
+            {
+                **_entry(served, name, folder),
+                "expires_at": _expires_at(served, idle_s),
+                "size_vram": served.engine.worker.memory.device_bytes,
+                "context_length": folder.max_model_len,
+            }
+            for served, name, folder in models(request)
+            if served.loaded is not None
+        ]
+        return HttpResponse.json({"models": loaded})
 
     async def show(request: HttpRequest) -> HttpResponse:
         """Describe a model. Raises ``InvalidRequestError`` and ``NotFoundError``. Cancellation: at once."""
@@ -130,7 +121,7 @@ def ollama_routes(service: Service) -> Routes:
             f"{family}.context_length": folder.max_model_len,
             f"{family}.embedding_length": served.dimensions,
         }
-        entry = await service.offload.run("postprocess", partial(_entry, served, name, folder))
+        entry = _entry(served, name, folder)
         return HttpResponse.json(
             {
                 "modelfile": f"# Served by trio_pool_serve\nFROM {served.source.shown_location}\n",
@@ -147,11 +138,7 @@ def ollama_routes(service: Service) -> Routes:
         try:
             find(request, name)
         except NotFoundError as error:
-            raise InvalidRequestError(
-                f"pull model {name!r}: this server computes with the models that it was started with, and downloads "
-                f"none on request. {error}",
-                param="model",
-            ) from error
+            raise InvalidRequestError(f"/api/pull downloads nothing. {error}", param="model") from error
         done = {"status": "success"}
         if body.stream is False:
             return HttpResponse.json(done)
@@ -174,10 +161,11 @@ def ollama_routes(service: Service) -> Routes:
         return name, asked_for
 
     def find(request: HttpRequest, name: str) -> tuple[ServedModel, str, AnyModelFolder]:
-        plain, _ = service.models.without_suffix(name, OLLAMA.model_suffixes)
+        service.models.require_started()
+        plain, _ = service.models.without_suffix(name, MODEL_SUFFIXES, among=request.models)
         served = service.models.find(plain, among=request.models)
         if served.folder is None:
-            raise NotFoundError(f"The model `{name}` has not been loaded yet.", model=name)
+            raise EngineLoadingError("The model is being loaded.")
         return served, plain or name, served.folder
 
     return {

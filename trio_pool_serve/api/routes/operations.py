@@ -78,11 +78,11 @@ def operational_routes(service: Service) -> Routes:
         state = service.state
         return _status(state, ok=state not in ("loading", "dead"))
 
-    async def root(request: HttpRequest) -> HttpResponse:
+    async def root(_: HttpRequest) -> HttpResponse:
         """Respond as ``health``, in text: clients of Ollama compare it. Cancellation: has no checkpoint."""
-        probed = await health(request)
-        text = RUNNING if probed.status == 200 else service.state
-        return HttpResponse(text.encode(), "text/plain; charset=utf-8", probed.status)
+        ok = service.state not in ("loading", "dead")
+        text = RUNNING if ok else service.state
+        return HttpResponse(text.encode(), "text/plain; charset=utf-8", 200 if ok else 503)
 
     async def metrics(_: HttpRequest) -> HttpResponse:
         text = await service.offload.run("postprocess", partial(exposition_of, await service.snapshots()))

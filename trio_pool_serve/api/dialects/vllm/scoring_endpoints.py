@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 from attrs import frozen
 
 from trio_pool_serve.api.fields.embedding_responses import ListResponse, encode_list
@@ -19,7 +20,7 @@ from trio_pool_serve.api.fields.field_values import (
 )
 from trio_pool_serve.api.fields.input_fields import RequestOptions
 from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireContent
-from trio_pool_serve.api.fields.ranking import RankedDocuments, RerankResult, require_top, respond_results
+from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, require_top, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -215,30 +216,10 @@ class RerankRequest(RerankOptions):
 
 @frozen(kw_only=True)
 class RerankResponse(RankedDocuments):
-    """The response of ``/rerank``."""
+    """The response of ``/rerank``. Clients of Voyage, which use ``/v1/rerank``, too, read ``data`` there."""
 
+    data: list[RankedItem] | msgspec.UnsetType = msgspec.UNSET
     object: Literal["rerank"] = "rerank"
-
-
-@frozen
-class ScoredIndex:
-    """A document's index in the request, and its score."""
-
-    index: int
-    relevance_score: float
-
-
-@frozen(kw_only=True)
-class RerankResponseWithData(RerankResponse):
-    """The response of ``/v1/rerank``. Clients of Voyage, which use this path, too, read ``data``."""
-
-    data: list[ScoredIndex]
-
-    @classmethod
-    def of(cls, *, results: list[RerankResult], **fields: Any) -> "RerankResponseWithData":
-        """Return the response with these results."""
-        data = [ScoredIndex(result.index, result.relevance_score) for result in results]
-        return cls(results=results, data=data, **fields)
 
 
 SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
@@ -255,9 +236,16 @@ SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
         Endpoint(
             paths=(path,),
             wire=RerankRequest,
-            respond=partial(respond_results, response=write, version="1", id_prefix="rerank-", with_texts=True),
+            respond=partial(
+                respond_results,
+                response=RerankResponse,
+                version="1",
+                id_prefix="rerank-",
+                with_texts=True,
+                with_data=path == "/v1/rerank",
+            ),
             field_names=RERANK_FIELD_NAMES,
-            response=response,
+            response=RerankResponse,
             summary="Sort documents by how well they fit a query, best first.",
             example={
                 "query": "What does a nursery do?",
@@ -265,9 +253,6 @@ SCORING_ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
                 "top_n": 1,
             },
         )
-        for path, response, write in (
-            ("/rerank", RerankResponse, RerankResponse),
-            ("/v1/rerank", RerankResponseWithData, RerankResponseWithData.of),
-        )
+        for path in ("/rerank", "/v1/rerank")
     ),
 )
