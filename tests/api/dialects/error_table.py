@@ -50,7 +50,7 @@ Status and message, for the example of the first route of each dialect:
 
 ENUMS = """
 ## Values that a field does not accept
-Every field with a fixed set of values, with the value `"other"`:
+Every field of a body with a fixed set of values, with the value `"other"`; fields within objects are left out:
 
 | dialect, route | field | status | message |
 | --- | --- | --- | --- |

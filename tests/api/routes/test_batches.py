@@ -105,6 +105,12 @@ async def test_a_batch_of_the_client_of_openai_is_computed(client):
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
+async def test_lines_may_name_their_model_with_a_suffix_as_requests_do(client):
+    content = encoded([line(0, model="model-query"), line(1, model="model")])
+    batch = await ended(client, await created(client, content))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2), batch.errors
+
+
 async def test_lines_that_fail_are_in_a_file_of_errors(client):
     lines = [line(0), line(1, dimensions=10_000), line(2)]
     batch = await ended(client, await created(client, encoded(lines)))
