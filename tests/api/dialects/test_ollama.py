@@ -78,6 +78,7 @@ async def test_long_inputs_are_truncated_to_what_num_ctx_and_the_model_allow(cli
     ("fields", "status", "said"),
     [
         ({"input": LONG, "truncate": False}, 400, "the input length exceeds the context length: "),
+        ({"input": LONG, "truncate": False}, 400, "or have it truncated (truncate)."),
         ({"input": "w1 w2", "truncate": False, "options": {"num_ctx": 3}}, 400, "the input length exceeds the context"),
         ({"input": "w1", "model": "other"}, 404, "model 'other' not found"),
         ({"input": "w1", "model": "minilm:8b"}, 404, "model 'minilm:8b' not found"),
