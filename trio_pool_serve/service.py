@@ -214,6 +214,11 @@ class Service:
         return "overloaded" if state == "ready" and any(engine.admission.is_full() for engine in engines) else state
 
     @property
+    def is_healthy(self) -> bool:
+        """Whether the models are loaded and their engines alive, as ``/health`` reports."""
+        return self.state not in ("loading", "dead")
+
+    @property
     def stall_reason(self) -> str:
         """Why the state is stalled; empty if no engine is."""
         return "; ".join(reason for served in self.models.present if (reason := served.engine.worker.stall_reason))

@@ -95,7 +95,7 @@ class Driven:
         self.processes = self.running()
 
     def running(self) -> set[int]:
-        """The processes that serve beside the first; those that render templates come and go."""
+        """The ids of engine and API processes, without the first; processes that render templates may end."""
         return {each.pid for module in (ENGINE_PROCESS, API_PROCESS) for each in self.server.processes(module)}
 
     async def check_next(self, case: HangingRequest, within_s: float = WITHIN_S) -> None:

@@ -1,7 +1,7 @@
 """The dialect of Elasticsearch's inference service ``hugging_face`` for rerankers, on a path of its own.
 
-Its requests look like those of vLLM's clients to ``/rerank``, and it accepts only an array as the response. Its users
-enter the whole URL.
+Its requests look as if vLLM's clients had sent them to ``/rerank``, and it accepts only an array as the response.
+Its users enter the whole URL.
 """
 
 from typing import Any

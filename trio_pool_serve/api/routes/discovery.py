@@ -45,8 +45,7 @@ def discovery_routes(service: Service) -> Routes:
     def probe(state: str, write: Callable[..., HttpResponse]) -> Handler:
         async def respond(_: HttpRequest) -> HttpResponse:
             """Respond whether the process is alive, or the models are loaded. Cancellation: has no checkpoint."""
-            failing = ("dead",) if state == "live" else ("loading", "dead")
-            return write(state, ok=service.state not in failing)
+            return write(state, ok=service.state != "dead" if state == "live" else service.is_healthy)
 
         return respond
 

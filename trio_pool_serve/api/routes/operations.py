@@ -75,12 +75,11 @@ def operational_routes(service: Service) -> Routes:
 
         A server that drains is still healthy: what it has accepted, it will answer.
         """
-        state = service.state
-        return _status(state, ok=state not in ("loading", "dead"))
+        return _status(service.state, ok=service.is_healthy)
 
     async def root(_: HttpRequest) -> HttpResponse:
         """Respond as ``health``, in text: clients of Ollama compare it. Cancellation: has no checkpoint."""
-        ok = service.state not in ("loading", "dead")
+        ok = service.is_healthy
         text = RUNNING if ok else service.state
         return HttpResponse(text.encode(), "text/plain; charset=utf-8", 200 if ok else 503)
 
