@@ -1,6 +1,7 @@
 """The examples of the pages that use a server run as they stand there, and print what stands below them."""
 
 import gc
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import requests
@@ -82,3 +84,48 @@ def test_the_models_and_the_key_of_the_page_are_those_of_its_server():
     command = SERVER[0].text
     assert set(re.findall(r"(\w+)=", command)) == {"minilm", "reranker"}
     assert command.rstrip().endswith("--api-key secret")
+
+
+API_PAGE = [
+    example
+    for block in blocks_of(ROOT / "docs/api.md")
+    for example in re.findall(r"^# ([^{\[].*)\n(curl (?:.|\n)*?)\n# ([{\[].*)\n", block.text, flags=re.M)
+]
+"""The examples of one request of each API: title, command and response."""
+
+
+def test_the_page_of_the_api_shows_a_response_to_every_request():
+    blocks = "".join(block.text for block in blocks_of(ROOT / "docs/api.md"))
+    assert len(API_PAGE) == len(re.findall(r"^curl ", blocks, flags=re.M)) >= 18
+
+
+@pytest.mark.parametrize(("title", "command", "shown"), API_PAGE, ids=[title for title, *_ in API_PAGE])
+def test_a_request_of_the_page_of_the_api_returns_what_the_page_shows(
+    server_url: str, title: str, command: str, shown: str
+):
+    program = command.replace("http://127.0.0.1:8000", server_url).replace("all-MiniLM-L6-v2", "minilm")
+    program = program.replace("curl -sS", f"curl -sS -H 'Authorization: Bearer {API_KEY}'")
+    expected = re.sub(r", …(?=[\]}])", ', "…"', shown.replace("all-MiniLM-L6-v2", "minilm"))
+    expected = re.sub(r'"…"(?=})', '"…": 0', expected)
+    assert_shows(json.loads(printed_by(program, "sh")), json.loads(expected))
+
+
+def assert_shows(found: Any, shown: Any) -> None:
+    """Compare a response with a shortened one, in which ``…`` stands for further items or fields."""
+    match shown:
+        case dict():
+            assert found.keys() == shown.keys() or ("…" in shown and found.keys() >= shown.keys() - {"…"})
+            for name in shown.keys() - {"…"}:
+                assert_shows(found[name], shown[name])
+        case [*items, "…"]:
+            assert len(found) > len(items)
+            for one, other in zip(found, items, strict=False):
+                assert_shows(one, other)
+        case list():
+            assert len(found) == len(shown)
+            for one, other in zip(found, shown, strict=True):
+                assert_shows(one, other)
+        case float():
+            assert found == pytest.approx(shown, abs=0.005)
+        case _:
+            assert found == shown
