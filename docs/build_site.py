@@ -25,9 +25,9 @@ INCLUDED = (
         "docs/*.conf",
         "docs/*.cfg",
     ),
-    "docs/pictures/*.png",
+    *("docs/pictures/*.png", "docs/pictures/*.svg"),
     "deploy/monitoring/*.*",
-    *("benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png", "benchmarks/results/*.json"),
+    *("benchmarks/*.md", "benchmarks/results/*.md", "benchmarks/results/*.png", "benchmarks/results/*.json"),
 )
 """The pages, and the files to which they link."""
 

@@ -1,6 +1,8 @@
 """Imports go down only."""
 
 import ast
+import itertools
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -71,6 +73,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+PICTURES = runpy.run_path(str(PACKAGE.parent / "docs/generate_pictures.py"))
 
 
 def test_every_import_goes_to_the_same_package_or_a_lower_floor():
@@ -88,6 +91,21 @@ def test_every_import_goes_to_the_same_package_or_a_lower_floor():
             if not down or (package, target) in NEIGHBOURS_THAT_NEVER_MEET:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert not wrong
+
+
+def test_the_page_on_structure_lists_every_package_on_its_floor():
+    """Some of the page's floors are several of ``FLOORS``."""
+    listed = dict(PICTURES["floors"]())
+    packages = [sorted(packages - {"", "__main__"}) for packages in FLOORS]
+    assert sorted(listed) == sorted(itertools.chain(*packages))
+    for lower, higher in itertools.pairwise(filter(None, packages)):
+        assert max(listed[package] for package in lower) <= min(listed[package] for package in higher)
+
+
+@pytest.mark.parametrize("name", ["structure", "peers"])
+def test_a_picture_of_the_documentation_is_what_its_script_draws(name: str):
+    drawn = PICTURES[f"{name}_picture"]()
+    assert (PACKAGE.parent / f"docs/pictures/{name}.svg").read_text() == drawn, "run docs/generate_pictures.py"
 
 
 def test_no_modules_import_each_other_in_a_circle():

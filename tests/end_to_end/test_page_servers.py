@@ -6,6 +6,7 @@ Models that compute by a script, or the model's package, stand for those of the 
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -62,9 +63,17 @@ def test_every_block_of_the_readme_is_run_by_a_test():
     """The first one by the tutorial's test, and in a fresh clone by ``test_scripts.py``; the last one runs this."""
     assert README[0] == "scripts/serve\n"
     assert README[-1] == "scripts/test fast\nscripts/test\n"
-    others = [*map(blocks_with, ("--port 8080", "from openai", "/v1/rerank", "hypercorn", "trio-pool-serve embed"))]
+    others = [
+        *map(blocks_with, ("/v1/embeddings", "from openai", "--port 8080", "/v1/rerank", "trio-pool-serve embed"))
+    ]
     assert [*map(len, others)] == [1] * 5
     assert len(README) == 2 + 5
+
+
+def test_the_readme_fits_on_two_screens():
+    page = (ROOT / "README.md").read_text()
+    assert len(page.splitlines()) <= 120
+    assert len(page.split()) <= 900
 
 
 @pytest.mark.slow
@@ -81,9 +90,11 @@ async def test_the_readme_serves_another_model_with_flags(tmp_path: Path):
     assert b"--dtype" in done.stdout
 
 
-async def test_the_readme_s_client_gets_two_vectors(tmp_path: Path, minilm: Path):
+async def test_the_readme_s_clients_get_vectors(tmp_path: Path, minilm: Path):
     flags = (f"all-MiniLM-L6-v2={minilm}",)
     async with launched(tmp_path, *flags, env=LOCAL) as server:
+        answer = json.loads(await printed_by("sh", blocks_with("/v1/embeddings")[0], server, tmp_path))
+        assert len(answer["data"][0]["embedding"]) == 384
         printed = await printed_by("python", blocks_with("from openai")[0], server, tmp_path)
         assert printed == "2 384\n"
         async with client_of(server.url) as client:
@@ -100,11 +111,13 @@ async def test_the_readme_serves_a_reranker_beside_another_model(tmp_path: Path,
         assert sorted(result["index"] for result in answer["results"]) == [0, 1]
 
 
-async def test_the_readme_starts_a_server_by_hypercorn(tmp_path: Path):
-    words = words_of(blocks_with("hypercorn")[0])
-    name, _, model = words[0].partition("=")
-    assert (name, model, words[1]) == ("TRIO_POOL_SERVE_MODEL", "path/or/hub-id", "hypercorn")
-    assert words[2:4] == ["--worker-class", "trio"]  # which ``hypercorned`` says too
+async def test_the_documented_command_of_hypercorn_starts_a_server(tmp_path: Path):
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    (command,) = set(re.findall(r"^TRIO_POOL_SERVE_MODEL=\S+ hypercorn .*\\\n.*", pages, re.M))
+    name, *words = words_of(command.replace("=", " ", 1))
+    assert (name, *words[:2]) == ("TRIO_POOL_SERVE_MODEL", "MODEL", "hypercorn")
+    assert words[2:4] == ["--config", "docs/hypercorn.toml"]
+    assert (words[4:6], words[-1]) == (["--worker-class", "trio"], "trio_pool_serve.asgi:app")
     model = str(write_scripted_folder(tmp_path / "model"))
     app = "tests.server.programs.scripted_asgi:app"
     async with hypercorned(tmp_path, app, env={name: model}) as server, client_of(server.url) as client:
