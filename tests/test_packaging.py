@@ -146,6 +146,18 @@ def test_all_that_is_installed_has_an_exact_version():
     assert names <= pinned
 
 
+def test_the_readme_of_a_release_links_to_the_repository():
+    """The package index shows it without the files beside it."""
+    absolute = runpy.run_path(str(ROOT / "scripts" / "readme_links.py"))["with_absolute_links"]
+    page = (ROOT / "README.md").read_text()
+    environment = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "us/it", "GITHUB_REF_NAME": "v1"}
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", absolute(page, environment))
+    assert ("!", "https://host/us/it/raw/v1/docs/pictures/peers.svg") in links
+    assert ("", "https://host/us/it/blob/v1/docs/README.md") in links
+    assert [link for _, link in links if "://" not in link] == []
+    assert absolute(page, {}) == page
+
+
 @pytest.mark.slow
 def test_a_dry_run_of_a_release_passes():
     subprocess.run([ROOT / "scripts" / "release", "--dry-run"], check=True)
