@@ -1,4 +1,4 @@
-"""The constants and the predictions of docs/scaling.md are those that were measured, and what follows from them."""
+"""The constants and the predictions of benchmarks/capacity.md are those that were measured, and what follows from them."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from benchmarks.report import RESULTS
 from tests.server.server_process import ROOT
 
 pytestmark = pytest.mark.unit
-PAGE = (ROOT / "docs" / "scaling.md").read_text()
+PAGE = (ROOT / "benchmarks" / "capacity.md").read_text()
 DOCUMENT = json.loads((RESULTS / "scaling_constants.json").read_text())
 Constants = Mapping[str, float]
 MEASURED: Constants = DOCUMENT["constants"]
