@@ -1,7 +1,7 @@
 """Make README.md's links absolute, for the package index, which shows the page without the files beside it.
 
-``python scripts/readme_links.py README.md`` rewrites the file. In GitHub's workflows the repository's address and the tag
-are in the environment; elsewhere they are not known, and nothing is changed.
+``python scripts/readme_links.py README.md`` rewrites the file. In GitHub's workflows the environment contains the
+repository's address and the tag. Elsewhere they are not known, and nothing is changed.
 """
 
 import os
