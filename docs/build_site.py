@@ -24,6 +24,7 @@ INCLUDED = (
         "docs/*.socket",
         "docs/*.conf",
         "docs/*.cfg",
+        "docs/*.toml",
     ),
     *("docs/pictures/*.png", "docs/pictures/*.svg"),
     "deploy/monitoring/*.*",

@@ -26,7 +26,7 @@ Refused is 400, on TEI's routes 422, with a message that names the field, what w
 the same as leaving a field out. Several names of one thing, such as `normalize` and `use_activation`, must not differ.
 A field that only another dialect of the same path has selects that dialect, or is refused. A field that no dialect of
 the path has is ignored, or refused with `--strict-requests`. `cache_salt` is obeyed where there is something to share:
-a request with it has no part in the [cache of results](operations.md#cache-of-results). Of paths with the same
+a request with it has no part in the [cache of results](memory.md#cache-of-results). Of paths with the same
 requests, as `/v1/embeddings` and `/embeddings`, the first is listed. [api.md](api.md) explains the fields,
 [routes.md](routes.md) lists all paths and the fields that select a dialect.
 

@@ -16,7 +16,7 @@ from trio_pool_serve.telemetry.metrics import PREFIX
 
 FOLDER = Path(__file__).parent
 
-RUNBOOK = "docs/operations.md"
+RUNBOOK = "docs/alerts.md"
 """Has a section for each alert, called as the alert."""
 
 Json = Mapping[str, Any]

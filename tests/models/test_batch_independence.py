@@ -13,7 +13,7 @@ from tests.runner.test_varlen import PACKED, serve_packed
 from trio_pool_serve.types import Vectors
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.03}
-"""Of a vector, relative to its length. Stated in docs/operations.md."""
+"""Of a vector, relative to its length. Stated in docs/openvino.md."""
 
 COMPANIES: Sequence[Sequence[str]] = ((), TEXTS, TEXTS[:2] * 8, (TEXTS[3],), ("Yes",) * 31)
 """None, all lengths, many of a few lengths, one that is longer than anything, many that are shorter."""

@@ -112,15 +112,13 @@ async def test_the_watchdog_is_fed_unless_a_batch_does_not_end_or_no_process_ans
     assert fed == 2
 
 
-def systemd_section() -> str:
-    page = (ROOT / "docs" / "operations.md").read_text()
-    return page.partition("\n## systemd\n")[2].partition("\n## ")[0]
+SYSTEMD_PAGE = (ROOT / "docs" / "systemd.md").read_text()
 
 
 def test_the_steps_of_the_documentation_lead_to_the_files_that_the_unit_names():
     unit = (ROOT / "docs" / "trio-pool-serve.service").read_text()
     program, command, model = re.findall(r"^ExecStart=(\S+) (serve) (\S+)", unit, flags=re.M)[0]
-    steps = [line.split() for block in re.findall(r"```sh\n(.*?)```", systemd_section(), flags=re.S)
+    steps = [line.split() for block in re.findall(r"```sh\n(.*?)```", SYSTEMD_PAGE, flags=re.S)
              for line in block.strip().splitlines()]  # fmt: skip
     environment = Path(program).parents[1]
     assert (steps[0][1:], command) == (["-m", "venv", str(environment)], "serve")
@@ -139,7 +137,7 @@ def test_systemd_understands_the_units_of_the_documentation(tmp_path: Path):
         text = (ROOT / "docs" / f"trio-pool-serve.{kind}").read_text()
         units.append(tmp_path / f"trio-pool-serve.{kind}")
         units[-1].write_text(text.replace("/opt/trio-pool-serve/bin/trio-pool-serve", sys.executable))
-    additions = re.search(r"^```ini\n(.*?)^```", systemd_section(), flags=re.M | re.S)
+    additions = re.search(r"^```ini\n(.*?)^```", SYSTEMD_PAGE, flags=re.M | re.S)
     assert additions
     added = tmp_path / "trio-pool-serve.service.d" / "override.conf"  # what `systemctl edit` writes
     added.parent.mkdir()

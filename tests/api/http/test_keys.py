@@ -39,7 +39,7 @@ NEEDED = {
     "paths with a version": (VERSIONED, {"all", "all-but-metrics", "all-but-models", "vllm"}),
     "every other path": (OTHERS, {"all", "all-but-metrics", "all-but-models"}),
 }
-"""Routes, and the scopes of the key in which they need it: the table of docs/operations.md."""
+"""Routes, and the scopes of the key in which they need it: the table of docs/keys-and-tls.md."""
 
 
 @asynccontextmanager

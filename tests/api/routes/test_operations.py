@@ -31,7 +31,7 @@ PROBES = {
     "draining": (200, 503, 200),
     "dead": (503, 503, 503),
 }
-"""Statuses of liveness, readiness and health by the state of the service: the table of docs/operations.md."""
+"""Statuses of liveness, readiness and health by the state of the service: the table of docs/run.md."""
 
 
 async def assert_probes(client: httpx.AsyncClient, state: ServiceState) -> None:
