@@ -139,6 +139,15 @@ def test_each_page_is_once_in_the_navigation():
     assert sorted(in_nav) == expected
 
 
+def test_the_index_links_every_page():
+    """But for itself, and each product's page, which docs/integrations/index.md links."""
+    index = ROOT / "docs/README.md"
+    links = re.findall(r"\]\(([^)#]+)", index.read_text())
+    linked = {(index.parent / link).resolve() for link in links} | {index, *ROOT.glob("docs/integrations/*.md")}
+    nav = tomllib.loads(CONFIG.read_text())["project"]["nav"]
+    assert [target for _, target in entries(nav) if (ROOT / target).resolve() not in linked] == []
+
+
 @pytest.mark.slow
 def test_a_browser_gets_all_of_a_page_from_the_site_and_finds_a_page_by_searching(site):
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
