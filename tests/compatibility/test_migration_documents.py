@@ -74,7 +74,7 @@ def test_the_pages_are_those_of_which_there_are_lists():
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_its_four_sections(name: str):
+def test_a_page_has_its_five_sections(name: str):
     assert [*sections(page_path(name))] == SECTIONS
 
 
@@ -91,8 +91,7 @@ def test_every_variable_of_infinity_that_is_no_flag_has_a_row():
 
 
 def test_every_route_of_vllm_has_a_row():
-    page = page_path("vllm").read_text().partition("## Flags")[0]
-    listed = re.findall(r"^\| (`/.*?`) \|", page, flags=re.M)
+    listed = re.findall(r"^\| (`/.*?`) \|", sections(page_path("vllm"))["Routes"], flags=re.M)
     assert sorted(re.findall(r"`(/\S*?)`", " ".join(listed))) == sorted((LISTS / "vllm_routes.txt").read_text().split())
 
 

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from tests.server.server_process import ServerProcess, free_port, started
 
-SECTIONS = ["Flags", "Request fields", "Deliberate differences", "A worked example"]
+SECTIONS = ["A worked example", "Routes", "Flags", "Request fields", "Deliberate differences"]
 COMMANDS = {"trio-pool-serve": [sys.executable, "-m", "trio_pool_serve"], "python": [sys.executable]}
 """What a container finds on its path."""
 
