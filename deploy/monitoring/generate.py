@@ -17,7 +17,7 @@ from trio_pool_serve.telemetry.metrics import PREFIX
 FOLDER = Path(__file__).parent
 
 RUNBOOK = "docs/alerts.md"
-"""Has a section for each alert, called as the alert."""
+"""Each section explains the alert of its name."""
 
 Json = Mapping[str, Any]
 
@@ -94,10 +94,10 @@ PANELS: Mapping[str, Sequence[Panel]] = {
             "Requests/s",
             [
                 Query(rate("requests_total"), "answered"),
-                Query(rate("request_failures_total"), "of these, by an error"),
+                Query(rate("request_failures_total"), "answered with an error"),
             ],
             "reqps",
-            "Errors of routes that compute nothing count as errors too.",
+            "The second line also counts errors of routes that compute nothing.",
         ),
         Panel(
             "Refusals/s by reason",
@@ -111,24 +111,28 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         stage("Request", "request_seconds", "From the first byte read to the encoded response."),
     ],
     "Stages of a request": [
-        stage("Wait for a renderer", "render_wait_seconds", "Of a chunk of one request's prompts."),
-        stage("Rendering", "render_seconds", "Tokenising of a chunk of one request's prompts."),
-        stage("Queue", "queue_seconds", "Wait of one row until its batch is launched.", of_model=True),
-        stage("Forward", "forward_seconds", "Launch of a batch; on CPU, its forward pass.", of_model=True),
+        stage(
+            "Wait for a renderer",
+            "render_wait_seconds",
+            "Until a renderer is free for a chunk of a request's prompts.",
+        ),
+        stage("Rendering", "render_seconds", "Tokenising a chunk of one request's prompts."),
+        stage("Queue", "queue_seconds", "Time of one row in the queue, until its batch is launched.", of_model=True),
+        stage("Forward", "forward_seconds", "Launch of a batch; on CPU this includes its forward pass.", of_model=True),
         stage("Copy wait", "copy_wait_seconds", "Until a batch's outputs are on the host.", of_model=True),
-        stage("Encoding", "encode_seconds", "Of a response, with the wait for a thread."),
+        stage("Encoding", "encode_seconds", "Encoding a response, including the wait for a thread."),
     ],
     "Queue and batches": [
-        Panel("Rows that wait", [Query(engine("queued_rows"), "{{model}}")]),
+        Panel("Waiting rows", [Query(engine("queued_rows"), "{{model}}")]),
         Panel(
-            "Tokens that wait",
+            "Waiting tokens",
             [
                 Query(engine("queued_tokens"), "{{model}} in queues"),
                 Query(engine("admitted_tokens"), "{{model}} admitted"),
             ],
         ),
         Panel(
-            "Wait of what is admitted",
+            "Time for admitted work",
             [Query(f'max by (model) ({PREFIX}engine{{{OF_MODEL},of="waiting_seconds"}})', "{{model}}")],
             "s",
             "How long the admitted work takes, at the measured rates. Requests are refused above --max-queue-s.",
@@ -144,7 +148,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
                 )
             ],
             "percentunit",
-            "Mean tokens of a batch, padding included, divided by the most that a batch may have now.",
+            "Mean tokens of a batch, including padding, divided by the current maximum.",
         ),
         Panel(
             "Padding",
@@ -177,7 +181,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel(
             "Restarts of engine processes",
             [Query(gauge("replica", "restarts", by="model, replica", matchers=OF_MODEL), "{{model}} {{replica}}")],
-            description="Since the server was started.",
+            description="Since the server started.",
         ),
         Panel(
             "Busy",
@@ -196,7 +200,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
                 Query(gauge("link", "losses", by="address"), "{{address}} losses"),
             ],
         ),
-        Panel("Rows at other machines", [Query(gauge("link", "waiting_rows", by="address"), "{{address}}")]),
+        Panel("Rows on other machines", [Query(gauge("link", "waiting_rows", by="address"), "{{address}}")]),
     ],
     "Processes": [
         stage("Loop lag", "loop_lag_seconds", "How late an event loop wakes its tasks."),
@@ -211,7 +215,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
             "Memory of processes",
             [Query(gauge("process", "resident_bytes", by="instance"), "{{instance}}")],
             "bytes",
-            "Resident; what processes share counts for each.",
+            "Resident memory. Shared memory counts once per process.",
         ),
         Panel(
             "Memory of requests",
@@ -246,17 +250,17 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel(
             "Images/s",
             [Query(f'sum by (of) (rate({PREFIX}media_cache{{{ALL},of=~"hits|misses"}}{RATE}))', "{{of}}")],
-            description="Found in the cache, or not.",
+            description="Hits and misses of the cache.",
         ),
         Panel(
             "Rows/s from the cache of results",
             [Query(f'sum by (of) (rate({PREFIX}result_cache{{{ALL},of=~"hits|misses"}}{RATE}))', "{{of}}")],
-            description="Found in the cache, or computed.",
+            description="Hits and misses of the cache. Misses are computed.",
         ),
         Panel("Cache of results", [Query(gauge("result_cache", "bytes", by="instance"), "{{instance}}")], "bytes"),
         Panel("Cache of images", [Query(gauge("media_cache", "bytes", by="instance"), "{{instance}}")], "bytes"),
         Panel(
-            "Images in work",
+            "Images in progress",
             [
                 Query(gauge("media_cache", "in_flight"), "prepared"),
                 Query(gauge("media_fetches", "borrowed"), "fetched"),
@@ -268,7 +272,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
 """The rows of the dashboard."""
 
 WIDTH, HEIGHT = 8, 7
-"""Of a panel; a row has 24 columns."""
+"""Size of a panel; a row has 24 columns."""
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -384,7 +388,7 @@ ALERTS = (
         f'max by ({BY}, model) ({{__name__=~"{PREFIX}(engine|model)", of="stalled"}}) > 0',
         1,
         "critical",
-        "Nothing comes back from an engine of {{ $labels.model }} on {{ $labels.instance }}",
+        "An engine of {{ $labels.model }} on {{ $labels.instance }} has stalled",
     ),
     Alert(
         "TrioPoolServeOverloaded",
@@ -441,21 +445,21 @@ ALERTS = (
         f'max by ({BY}) (changes({PREFIX}process{{of="start_time_seconds"}}[30m])) > 2',
         1,
         "critical",
-        "{{ $labels.instance }} keeps being started again",
+        "{{ $labels.instance }} keeps restarting",
     ),
     Alert(
         "TrioPoolServeRequestMemory",
         f"sum by ({BY}) ({PREFIX}request_memory_bytes) / sum by ({BY}) ({PREFIX}request_memory_limit_bytes) > 0.9",
         5,
         "warning",
-        "Requests hold {{ $value | humanizePercentage }} of what they may on {{ $labels.instance }}",
+        "Requests hold {{ $value | humanizePercentage }} of the memory budget of {{ $labels.instance }}",
     ),
     Alert(
         "TrioPoolServeConnections",
         f'sum by ({BY}) ({PREFIX}connections{{of="open"}}) / sum by ({BY}) ({PREFIX}connections{{of="limit"}}) > 0.9',
         5,
         "warning",
-        "{{ $labels.instance }} has {{ $value | humanizePercentage }} of the connections that it may have",
+        "{{ $labels.instance }} uses {{ $value | humanizePercentage }} of its connections",
     ),
     Alert(
         "TrioPoolServeHostLost",

@@ -55,7 +55,7 @@ CASES = {
     "EngineStalled": Case(
         {"engine stalled": "0x60", "model stalled": "0x20 1x40"},
         {"engine stalled": "0x60", "model stalled": "0x60", "model ready": "1x60"},
-        "Nothing comes back from an engine of m on a:8000",
+        "An engine of m on a:8000 has stalled",
     ),
     "Overloaded": Case(
         {"refusals_total queue": "0+20x60", "refusals_total memory": "0+10x60", **ALL_REQUESTS},
@@ -95,19 +95,19 @@ CASES = {
     "ServerRestarts": Case(
         {"process start_time_seconds": "1x28 2 3 4 5 5x40"},
         {"process start_time_seconds": "1x20 2x60"},
-        "a:8000 keeps being started again",
+        "a:8000 keeps restarting",
         SERVER,
     ),
     "RequestMemory": Case(
         {"request_memory_bytes all": "95x60", "request_memory_limit_bytes all": "100x60"},
         {"request_memory_bytes all": "80x60", "request_memory_limit_bytes all": "100x60"},
-        "Requests hold 95% of what they may on a:8000",
+        "Requests hold 95% of the memory budget of a:8000",
         SERVER,
     ),
     "Connections": Case(
         {"connections open": "4096x60", "connections limit": "4096x60"},
         {"connections open": "3000x60", "connections limit": "4096x60"},
-        "a:8000 has 100% of the connections that it may have",
+        "a:8000 uses 100% of its connections",
         SERVER,
     ),
     "HostLost": Case(
