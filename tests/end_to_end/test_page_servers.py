@@ -70,12 +70,6 @@ def test_every_block_of_the_readme_is_run_by_a_test():
     assert len(README) == 2 + 5
 
 
-def test_the_readme_fits_on_two_screens():
-    page = (ROOT / "README.md").read_text()
-    assert len(page.splitlines()) <= 120
-    assert len(page.split()) <= 900
-
-
 @pytest.mark.slow
 async def test_the_readme_serves_another_model_with_flags(tmp_path: Path):
     line, shows_help = blocks_with("--port 8080")[0].splitlines()
