@@ -1,4 +1,4 @@
-"""The constants and the predictions of benchmarks/capacity.md are those that were measured, and what follows from them."""
+"""The constants and predictions of benchmarks/capacity.md are the measured ones, and what follows from them."""
 
 import json
 import math

@@ -87,7 +87,7 @@ def headers(servers: Servers, route: str) -> Seen:
     answer = servers.post(subject.kind, subject.path, subject.body)
     missing = ", ".join(f"`{name}`" for name in RECORD["headers"] if name not in answer.headers)
     if "x-compute-tokens" not in answer.headers:
-        return differs("none of them; `Server-Timing` has the times")
+        return differs("none of them; `Server-Timing` shows the times")
     tokens, characters = counted(servers, route)
     assert int(answer.headers["x-compute-tokens"]) == tokens
     times = ("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")

@@ -55,7 +55,7 @@ def healthy(servers: Servers, path: str) -> Seen:
 def health(servers: Servers, route: str) -> Seen:
     seen = healthy(servers, route.partition(" ")[2])
     assert seen == SAME
-    return more("with a body of JSON")
+    return more("with a JSON body")
 
 
 @case("response", "GET /")
@@ -73,7 +73,7 @@ def unhealthy_while_loading(servers: Servers, route: str) -> Seen:
         while http.get("/readyz").status_code == 503:
             pass
         assert http.get("/health").status_code == 200
-    return more("while the model is loaded; TEI does not listen yet")
+    return more("while the model loads, when TEI does not listen yet")
 
 
 # -- routes that stand for others ------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def by_the_model(servers: Servers, route: str) -> Seen:
     one = servers.ask("classifier", path, inputs="a nursery")
     note = "also as `/similarity`"
     if isinstance(one[0], list):
-        return differs(f"{note}; a single text's labels are in a list, as huggingface_hub reads them")
+        return differs(f"{note}; a single text's labels are in a list, as huggingface_hub expects")
     return more(note)
 
 
@@ -124,7 +124,7 @@ def keys(servers: Servers, route: str) -> Seen:
             assert answer.headers["www-authenticate"] == "Bearer"
     without_bearer = servers.stranger.get(f"{url}/info", headers={"Authorization": API_KEY})
     assert without_bearer.status_code == 200
-    return more("also without `Bearer`; 401 has a body")
+    return more("also without `Bearer`; 401 returns a body")
 
 
 @case("public-routes", SERVER)
@@ -173,7 +173,7 @@ def malformed(servers: Servers, route: str) -> Seen:
 def wrong_type(servers: Servers, route: str) -> Seen:
     answer = servers.post("embedding", "/embed", {"inputs": 5})
     assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
-    return more("the body is that of all errors")
+    return more("with the same JSON body as other errors")
 
 
 @case("empty-text", SERVER)
@@ -181,7 +181,7 @@ def empty_text(servers: Servers, route: str) -> Seen:
     bodies = {"/embed": {"inputs": ["bread", ""]}, "/tokenize": {"inputs": ""}, "/v1/embeddings": {"input": ""}}
     statuses = {path: servers.post("embedding", path, body).status_code for path, body in bodies.items()}
     accepted = [f"`{path}`" for path, status in statuses.items() if status == 200]
-    return differs(f"an input as others on {', '.join(accepted)}") if accepted else SAME
+    return differs(f"accepted on {', '.join(accepted)}") if accepted else SAME
 
 
 @case("no-content-type", SERVER)
@@ -214,7 +214,7 @@ def nulls(servers: Servers, route: str) -> Seen:
         plain = servers.ask(subject.kind, subject.path, **subject.body)
         nulled = servers.ask(subject.kind, subject.path, **subject.body, **nulls)
         assert (type(nulled), len(nulled)) == (type(plain), len(plain))
-    return more("null stands for not given in every optional field")
+    return more("null is the same as leaving any optional field out")
 
 
 @case("batch-limit", SERVER)

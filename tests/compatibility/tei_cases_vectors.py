@@ -51,7 +51,7 @@ def texts_and_token_ids(servers: Servers, route: str) -> Seen:
     mixed = servers.post(SUBJECTS[route].kind, SUBJECTS[route].path, {"inputs": [TEXTS[0], ids(TEXTS[1])]})
     if mixed.status_code == 200:
         return SAME
-    return differs("a list has texts or lists of ids, not both")
+    return differs("a list contains texts or lists of ids, not both")
 
 
 @case("truncate", *VECTORS)
@@ -85,7 +85,7 @@ def prompts_of_the_model(servers: Servers, route: str) -> Seen:
     near(row, expected(servers, route, "bread"))
     unknown = servers.post(subject.kind, subject.path, {"inputs": "bread", "prompt_name": "poem"})
     assert (unknown.status_code, unknown.json()["error_type"]) == (422, "Validation")
-    return more("`query` and `document` are always known")
+    return more("`query` and `document` are always accepted")
 
 
 @case("normalize", EMBED)
