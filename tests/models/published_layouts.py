@@ -45,6 +45,8 @@ from tests.models.model_families import (
     xlm_roberta_tokenizer,
 )
 from tests.server.server_process import ROOT
+from trio_pool_serve.models.loading.tokenizer_loading import native_options
+from trio_pool_serve.models.model_kind import ModelFolder
 
 TABLE: Sequence[Mapping[str, Any]] = tomllib.loads((ROOT / "docs" / "published-models.toml").read_text())["models"]
 
@@ -120,6 +122,14 @@ def generative_reranker(folder: Path) -> Path:
     return folder
 
 
+def encoder_decoder(folder: Path) -> None:
+    size = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(
+        vocab_size=50, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64, **size
+    )
+    transformers.BartForSequenceClassification(config).save_pretrained(folder)
+
+
 SCORED = (pooling("cls"), dense(bias=False, activation=GELU), layer_norm(), scores())
 GEMMA_MODULES = (pooling("mean"), plain_dense(HIDDEN, 4 * HIDDEN), plain_dense(4 * HIDDEN, HIDDEN), UNIT_LENGTH)
 
@@ -157,6 +167,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "sentence-transformers/static-retrieval-mrl-en-v1": Layout(
         write=partial(static_families.write_static, path="0_StaticEmbedding", dotted=static_families.OLD_STATIC)
     ),
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": Layout(),
+    "dslim/bert-base-NER": Layout(),
+    "facebook/bart-large-mnli": Layout(write=encoder_decoder),
     "naver/splade-v3": Layout(write=retrieval_families.early_splade),
     "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill": Layout(write=retrieval_families.opensearch),
 }
@@ -180,6 +193,22 @@ def write_published(folder: Path, row: Mapping[str, Any]) -> Path:
     return folder
 
 
+AUTO_CLASSES = {
+    "cross_encoder": "AutoModelForSequenceClassification",
+    "sequence_classifier": "AutoModelForSequenceClassification",
+    "token_classifier": "AutoModelForTokenClassification",
+}
+"""By the kind of a row; others are those of ``AutoModel``."""
+
+
+def parameters_of(folder: ModelFolder[Any], kind: str) -> int:
+    """Return the number of parameters of the transformer that a folder describes, in its full size."""
+    config = native_options(folder).get("config") or transformers.AutoConfig.from_pretrained(folder.path)
+    with torch.device("meta"):
+        model = getattr(transformers, AUTO_CLASSES.get(kind, "AutoModel")).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def write_tiny(folder: Path, row: Mapping[str, Any]) -> Path:
     """Write the same with a tokenizer and a tiny model with random weights."""
     layout, files = LAYOUTS.get(row["ids"][0], Layout()), quoted(row)
@@ -198,7 +227,7 @@ def write_tiny(folder: Path, row: Mapping[str, Any]) -> Path:
     tokenizer = layout.tokenizer()
     tokenizer.save_pretrained(folder)
     config = files.pop("config.json", {})
-    config |= tiny_sizes(config, tokenizer) if "hidden_size" in config or "n_embd" in config else {}
+    config |= tiny_sizes(config, tokenizer) if {"hidden_size", "n_embd", "dim"} & config.keys() else {}
     write_random_weights(folder, config)
     write_published(folder, row | {"files": {name: json.dumps(document) for name, document in files.items()}})
     if "tokenizer_config.json" in files:  # the tiny tokenizer's own, with the published length
@@ -215,6 +244,8 @@ def tiny_sizes(config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
         "vocab_size": len(tokenizer), "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 48, "initializer_range": 0.3,
     }  # fmt: skip
+    if config.get("model_type") == "distilbert":
+        sizes |= {"dim": HIDDEN, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
     others = {
         "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "max_window_layers": 2,
         "local_attention": 8, "global_attn_every_n_layers": 2, "sliding_window": 8,

@@ -1,5 +1,6 @@
 """docs/published-models.md is true: each folder that it names is read and computed, or refused, as its row says."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,22 +8,42 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder
 from tests.models.model_families import TEXTS, ServedModel, reference, shuffled
-from tests.models.published_layouts import LAYOUTS, TABLE, write_published, write_tiny
+from tests.models.published_layouts import LAYOUTS, TABLE, parameters_of, quoted, write_published, write_tiny
 from tests.models.test_agreement import asked_by_type, difference, encoded_by_type
+from tests.server.server_process import ROOT
 from trio_pool_serve.checking.model_report import kind_of
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenEmbed
+from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.types import Batch, Classify, PoolingRequest, TokenClassify, TokenEmbed
 
 TOLERANCE = 1e-5
 ROWS = {row["ids"][0]: row for row in TABLE}
 QUOTED = {name: row for name, row in ROWS.items() if "config.json" in row.get("files", {})}
 SERVED = {name: row for name, row in ROWS.items() if row["verdict"] == "served" and name in LAYOUTS}
 REFUSED = {name: row for name, row in ROWS.items() if row["verdict"] == "refused"}
+EXPECTED = {name: row for name, row in ROWS.items() if row["verdict"] == "expected"}
+WITH_WEIGHTS = "sentence-transformers/all-MiniLM-L6-v2"
+READ = [
+    (first, name)
+    for first, row in QUOTED.items()
+    if first in SERVED and LAYOUTS[first].is_read_alone
+    for name in (first, *row.get("differences", {}))
+]
+"""The models whose own config.json is quoted: the first of the row, and the model."""
+
+TASKS = {
+    **dict.fromkeys(("embedding", "dual_encoder", "vision_language"), "embed"),
+    **dict.fromkeys(("late_interaction", "page_retrieval"), "token_embed"),
+    **dict.fromkeys(("token_classifier", "process_reward"), "token_classify"),
+    "cross_encoder": "score", "sequence_classifier": "classify", "sparse": "sparse_embed",
+}  # fmt: skip
+"""The task that is compared, by the kind of a row."""
 
 
 def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,25 +55,49 @@ def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
 def test_no_model_has_two_rows_and_each_row_is_judged_by_something():
     ids = [name for row in TABLE for name in row["ids"]]
     assert len(ids) == len(set(ids)) >= 30
-    assert all(row["verdict"] in ("served", "refused", "unknown") for row in TABLE)
-    assert {*SERVED, *REFUSED} | {"sentence-transformers/all-MiniLM-L6-v2"} == {
+    assert {*SERVED, *REFUSED, *EXPECTED, WITH_WEIGHTS} == {
         name for name, row in ROWS.items() if row["verdict"] != "unknown"
     }
-    assert all(row.get("files") and row["sources"] for row in (*SERVED.values(), *REFUSED.values()))
+    assert all(row["sources"] for row in TABLE)
+    assert all(row.get("files") for row in (*SERVED.values(), *REFUSED.values()))
+    assert all({*row.get("parameters", ()), *row.get("differences", ())} <= {*row["ids"]} for row in TABLE)
 
 
-@pytest.mark.parametrize("name", [name for name in QUOTED if name in SERVED and LAYOUTS[name].is_read_alone])
-def test_the_published_text_is_read_as_the_row_says(name: str, tmp_path: Path):
+def test_a_model_is_expected_to_work_if_the_same_architecture_was_compared():
+    record = json.loads((ROOT / "docs" / "agreement.json").read_text())["agreement"]
+    compared = {(row["family"], row["task"]) for row in record}
+    assert {(row["like"], TASKS[row["kind"]]) for row in EXPECTED.values()} <= compared
+
+
+@pytest.mark.parametrize(("first", "name"), READ)
+def test_the_published_text_is_read_as_the_row_says(first: str, name: str, tmp_path: Path):
     """In its full size, without weights."""
-    path, row = tmp_path / "model", ROWS[name]
-    write_published(path, row)
-    LAYOUTS[name].tokenizer().backend_tokenizer.save(str(path / "tokenizer.json"))
+    path, row = tmp_path / "model", ROWS[first]
+    files = {**row["files"], "config.json": json.dumps(own_config(row, name))}
+    write_published(path, {**row, "files": files})
+    LAYOUTS[first].tokenizer().backend_tokenizer.save(str(path / "tokenizer.json"))
     folder = read_model_folder(path, ModelConfig(**settings_of(row)))
     assert {"kind": kind_of(folder), "longest": folder.max_model_len} == {key: row[key] for key in ("kind", "longest")}
+    if "composed" not in row:
+        assert parameters_of(folder, row["kind"]) == row["parameters"][name]
+
+
+def own_config(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {**quoted(row)["config.json"], **row.get("differences", {}).get(name, {})}
+
+
+def test_other_numbers_of_parameters_are_those_that_mteb_lists():
+    models = pytest.importorskip("mteb.models.model_implementations").MODEL_REGISTRY
+    counted = {name for first, name in READ if "composed" not in ROWS[first]}
+    listed = {name: number for row in TABLE for name, number in row.get("parameters", {}).items()}
+    others = {name: number for name, number in listed.items() if name not in counted}
+    assert len(others) > 100
+    unlisted = {name for name, number in others.items() if name not in models or models[name].n_parameters != number}
+    assert unlisted == {"distilbert/distilbert-base-uncased-finetuned-sst-2-english"}, "counted, from a composed config"
 
 
 def test_the_packaged_model_is_what_its_row_says(minilm: Path):
-    folder, row = read_model_folder(minilm), ROWS["sentence-transformers/all-MiniLM-L6-v2"]
+    folder, row = read_model_folder(minilm), ROWS[WITH_WEIGHTS]
     assert (kind_of(folder), folder.max_model_len) == (row["kind"], row["longest"])
 
 
@@ -109,7 +154,28 @@ async def sparse(ours: ServedModel, path: Path, _: int) -> float:
     return await farthest(ours, await asked_by_type(ours, ours.folder.spec.sparse_params), expected)
 
 
+async def labels(ours: ServedModel, path: Path, _: int) -> float:
+    params = TokenClassify() if ours.folder.spec.tasks == {"token_classify"} else Classify()
+    expected = [probabilities(path, text) for text in TEXTS]
+    assert ours.folder.spec.labels == tuple(quoted_labels(path).values())
+    return await farthest(ours, await ours.requests([TextPrompt(text) for text in TEXTS], params), expected)
+
+
+def probabilities(path: Path, text: str) -> Any:
+    """Of a text's labels, or of those of each of its tokens."""
+    config, tokens = transformers.AutoConfig.from_pretrained(path), transformers.AutoTokenizer.from_pretrained(path)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(**tokens(text, truncation=True, return_tensors="pt")).logits[0].softmax(-1).numpy()
+
+
+def quoted_labels(path: Path) -> dict[str, str]:
+    labels: dict[str, str] = json.loads((path / "config.json").read_text())["id2label"]
+    return labels
+
+
 ORACLES = {
+    **dict.fromkeys(("sequence_classifier", "token_classifier"), labels),
     **dict.fromkeys(("embedding", "static", "bge_m3"), embedding),
     **dict.fromkeys(("cross_encoder", "generative_reranker"), pairs),
     "late_interaction": late_interaction,
