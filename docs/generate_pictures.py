@@ -183,7 +183,7 @@ def structure_picture() -> str:
         if floor_of[target] >= FOUNDATION
     ]
     width, height = 48 + 4 * COLUMN, 22 + ROW * len(rows) + 30
-    boxes = []
+    boxes: list[str] = []
     for package, floor in floor_of.items():
         alike = sum(its == floor for its in floor_of.values())
         wide = WIDTH if floor >= FOUNDATION else COLUMN * 4 / alike - (COLUMN - WIDTH)
