@@ -35,7 +35,7 @@ CASES: tuple[Case, ...] = (
             path,
             LATE_INTERACTION,
             {**body, "use_activation": False},
-            reason="token vectors are compared as the model's files say, whose scores have no activation",
+            reason="the model's files define the score, which has no activation",
             differs=("data", "results"),
         )
         for path, body in PAIRS.items()
@@ -45,7 +45,7 @@ CASES: tuple[Case, ...] = (
         "/v1/embeddings",
         "embedding",
         {"input": SENTENCE, "use_activation": "no"},
-        reason="of truth values in strings, `true`, `false`, `1` and `0` are read",
+        reason="only the strings `true`, `false`, `1` and `0` are truth values",
         status=400,
     ),
     post('`use_activation: "False"`', "/v1/embeddings", "embedding", {"input": SENTENCE, "use_activation": "False"}),

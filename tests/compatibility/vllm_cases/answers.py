@@ -20,7 +20,7 @@ from tests.compatibility.vllm_cases.case import (
 
 RERANKERS = ("embedding", "cross-encoder", "late interaction", "generative reranker")
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
-TRAINED = "has the markers of queries and documents, and the masks behind a query, that the model was trained with"
+TRAINED = "adds the markers of queries and documents, and a query's mask tokens, as the model was trained"
 ID = {"X-Request-Id": "abc"}
 
 
@@ -39,7 +39,7 @@ def encodings() -> list[Case]:
             cases.append(post(f"`{dtype}`, `{order}`", "/v1/embeddings", "embedding", {"input": SENTENCE, **fields}))
     fields = {"input": SENTENCE, "embed_dtype": "fp8_e4m3", "use_activation": False}
     in_base64 = {**fields, "encoding_format": "base64"}
-    its_own = "the numbers are those that the type has"
+    its_own = "numbers are rounded to the type"
     return [
         *cases,
         post("`fp8_e4m3`, `float`", "/v1/embeddings", "embedding", fields, reason=its_own, differs=("data",)),
@@ -60,7 +60,7 @@ COHERE = (
         kinds="embedding with prompts",
         texts=[SENTENCE],
         input_type="search_document",
-        reason="Cohere's own values are known for all models",
+        reason="every model accepts Cohere's own values",
         status=200,
     ),
     cohere("all `embedding_types`", texts=[SENTENCE], embedding_types=["float", "binary", "ubinary", "base64"]),
@@ -68,7 +68,7 @@ COHERE = (
         '`embedding_types: ["int8"]`',
         texts=[SENTENCE],
         embedding_types=["int8"],
-        reason="Cohere's API has them",
+        reason="Cohere's API offers these types",
         status=200,
     ),
     cohere("no texts", texts=[]),
@@ -79,7 +79,7 @@ COHERE = (
         texts=[LONG_TEXT],
         truncate="START",
         max_tokens=5,
-        reason="keeps the special tokens, as transformers does; vLLM cuts them off",
+        reason="keeps the special tokens, as transformers does; vLLM removes them",
         differs=("embeddings",),
     ),
     cohere("`max_tokens: 5`", texts=[LONG_TEXT], max_tokens=5),
@@ -91,7 +91,7 @@ COHERE = (
         "`output_dimension: 16`",
         texts=[SENTENCE],
         output_dimension=16,
-        reason="as `dimensions`: any model's vectors can be cut",
+        reason="as `dimensions`: every model's vectors can be truncated",
         status=200,
     ),
 )
@@ -99,7 +99,7 @@ COHERE = (
 OF_TOKENS = ("token classifier", "classifier of tokens", "decoder classifier of tokens")
 CLASSIFIERS = ("classifier", "decoder classifier", "cross-encoder")
 UNKNOWN_TO_VLLM = {"reason": "vLLM does not know the field", "differs": DOCUMENTS_OF_RESULTS}
-SPARSE = "the weights that are not 0, as `[{index, value}]`"
+SPARSE = "returns the non-zero weights, as `[{index, value}]`"
 OTHER_DATA = ("data", "usage")
 
 
@@ -116,7 +116,7 @@ CASES: tuple[Case, ...] = (
         path="/v2/rerank",
         max_tokens_per_doc=3,
         priority=1,
-        reason="`max_tokens_per_doc` is cut as Cohere cuts it",
+        reason="`max_tokens_per_doc` truncates as in Cohere's API",
         differs=("results", "usage"),
     ),
     rerank("", RERANKERS),
@@ -124,7 +124,7 @@ CASES: tuple[Case, ...] = (
     score(
         "1 to 3",
         "embedding with prompts",
-        reason="puts the model's prompt for queries in front of them",
+        reason="puts the model's query prompt in front of queries",
         differs=OTHER_DATA,
     ),
     score("1 to 3", RERANKERS),
@@ -141,7 +141,7 @@ CASES: tuple[Case, ...] = (
         "a text that is too long",
         "embedding in chunks",
         input=LONG_TEXT,
-        reason="each chunk has special tokens of its own",
+        reason="each window has its own special tokens",
         differs=OTHER_DATA,
     ),
     embed("a text", "embedding in chunks"),
@@ -156,7 +156,7 @@ CASES: tuple[Case, ...] = (
         query="a",
         documents=["b"],
         headers=ID,
-        reason="the id names the route",
+        reason="the id begins with the route's name",
         differs=("id",),
     ),
     embed("`request_id`", request_id="abc"),

@@ -16,7 +16,7 @@ RERANK = {"query": SENTENCE, "documents": DOCUMENTS}
 SCORE = {"text_1": SENTENCE, "text_2": DOCUMENTS}
 
 
-NO_DOCUMENTS = "Cohere's results have no documents; with `return_documents: true` they are here"
+NO_DOCUMENTS = "Cohere's results contain no documents; `return_documents: true` adds them"
 DOCUMENTS_OF_RESULTS = tuple(f"results.{index}.document" for index in range(len(DOCUMENTS)))
 
 

@@ -24,7 +24,7 @@ TOOL = {
 }
 TALK = [USER, ASSISTANT]
 BOTH = {"continue_final_message": True, "add_generation_prompt": True}
-IGNORED = "vLLM ignores one of them"
+IGNORED = "vLLM ignores one of the two fields"
 UNTRUSTED = ("--trust-request-chat-template",)
 
 
@@ -80,7 +80,7 @@ EMBED = (
         "`add_generation_prompt` in `chat_template_kwargs`",
         messages=[USER],
         chat_template_kwargs={"add_generation_prompt": True},
-        reason="is heeded; vLLM overrides it with the default of its own field",
+        reason="has an effect; vLLM overrides it with the default of its own field",
         differs=("data", "usage"),
     ),
     embed(
@@ -106,7 +106,7 @@ EMBED = (
 
 ASKED = {"chat_template_kwargs": {"instruction": "Find it."}}
 ONLY_TEMPLATES = {
-    "reason": "puts the instruction in front of the query of a model that has no template",
+    "reason": "if the model has no template, the instruction is put in front of the query",
     "differs": ("results", "usage"),
 }
 
@@ -142,7 +142,7 @@ CASES: tuple[Case, ...] = (
     get(
         "/tokenizer_info",
         "chat",
-        reason="names of files and of vLLM's own class; only what tokenizer_config.json has",
+        reason="returns `tokenizer_config.json`; vLLM adds names of files and of its own class",
         differs=(
             "tokenizer_class",
             "name_or_path",
@@ -152,7 +152,7 @@ CASES: tuple[Case, ...] = (
             "added_tokens_decoder",
         ),
     ),
-    get("/tokenizer_info", "embedding", name="without the flag", reason="it is always served", status=200),
+    get("/tokenizer_info", "embedding", name="without the flag", reason="always served; no flag is needed", status=200),
     post("token ids", "/detokenize", ("chat", "embedding"), {"tokens": [5, 6, 7]}),
     post("no token ids", "/detokenize", "chat", {"tokens": []}),
     post("a negative id", "/detokenize", "chat", {"tokens": [-1]}),
@@ -161,7 +161,7 @@ CASES: tuple[Case, ...] = (
         "/detokenize",
         "chat",
         {"tokens": [99999]},
-        reason="an id that the tokenizer does not have is an error",
+        reason="an unknown token id is an error",
         status=400,
     ),
     *RERANKERS,

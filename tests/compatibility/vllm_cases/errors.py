@@ -12,7 +12,7 @@ TOKEN_MODELS = ("token classifier", "late interaction")
 LENGTHS_OF_SIDES = "Input lengths must be either 1:1, 1:N or N:N"
 AT_ONCE = "all tasks of a model are served at once"
 TOO_LONG = ("maximum context length", "Please reduce the length of the input")
-ANY_LENGTH = "any model's vectors can be cut; few folders say which lengths were trained"
+ANY_LENGTH = "every model's vectors can be truncated; few models declare the trained lengths"
 SHARED = "the route exists, because another model may have the task"
 
 
@@ -29,7 +29,7 @@ LENGTHS = (
     embed(
         "20 000 letters that are one unknown word",
         input="a" * 20_000,
-        reason="it has three tokens; vLLM counts letters first",
+        reason="the text has three tokens; vLLM counts characters first",
         status=200,
     ),
     embed("55 token ids", *TOO_LONG, kinds=EMBEDDERS, input=[7] * 55),
@@ -53,7 +53,7 @@ LENGTHS = (
         input=LONG_TEXT,
         truncate_prompt_tokens=5,
         truncation_side="left",
-        reason="keeps the special tokens, as transformers does; vLLM cuts them off",
+        reason="keeps the special tokens, as transformers does; vLLM removes them",
         differs=("data",),
     ),
     rerank("`truncate_prompt_tokens: 8`", "cross-encoder", truncate_prompt_tokens=8),
@@ -67,8 +67,20 @@ VALUES = (
     embed('`padding: "longest"`', "literal_error", input=SENTENCE, padding="longest"),
     pool('`task: "foo"`', "embedding", "literal_error", task="foo"),
     pool('`encoding_format: "hex"`', "token classifier", "literal_error", encoding_format="hex"),
-    embed("`encoding_format: null`", input=SENTENCE, encoding_format=None, reason="null is the default", status=200),
-    embed("`request_id: null`", input=SENTENCE, request_id=None, reason="null is the default", status=200),
+    embed(
+        "`encoding_format: null`",
+        input=SENTENCE,
+        encoding_format=None,
+        reason="null leaves the field out",
+        status=200,
+    ),
+    embed(
+        "`request_id: null`",
+        input=SENTENCE,
+        request_id=None,
+        reason="null leaves the field out",
+        status=200,
+    ),
     embed("`priority: 1.5`", input=SENTENCE, priority=1.5),
     embed("`user: 5`", "user", input=SENTENCE, user=5),
     embed("`dimensions: 16`", kinds=EMBEDDERS, input=SENTENCE, dimensions=16, reason=ANY_LENGTH, status=200),
@@ -78,7 +90,7 @@ VALUES = (
         kinds="matryoshka",
         input=SENTENCE,
         dimensions=17,
-        reason="any length up to the model's own, as in sentence-transformers",
+        reason="accepts any length up to the model's own, as in sentence-transformers",
         status=200,
     ),
     embed("`dimensions: 0`", "dimensions", kinds="matryoshka", input=SENTENCE, dimensions=0),
@@ -151,7 +163,7 @@ JSON = (
         b'{"input": "a"}',
         headers={"content-type": "text/plain"},
         says=("application/json",),
-        reason="the status that HTTP has for it",
+        reason="HTTP's status for this error",
         status=415,
     ),
     *(

@@ -25,7 +25,7 @@ CASES: tuple[Case, ...] = (
         PATH,
         "embedding",
         {"input": SENTENCE, "task": "token_embed"},
-        reason="a task that is asked for is done: as `/pooling`",
+        reason="does the requested task, as `/pooling` does",
         differs=("data", "usage"),
     ),
     post("`input` with its main `task`", PATH, "embedding", {"input": SENTENCE, "task": "embed"}),
@@ -39,7 +39,7 @@ CASES: tuple[Case, ...] = (
         PATH,
         "embedding",
         {"input": SENTENCE, "model": "nope"},
-        reason="vLLM ignores `model` here; with several models it selects one",
+        reason="`model` selects one of several models; vLLM ignores it here",
         status=404,
     ),
 )

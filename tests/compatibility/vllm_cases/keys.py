@@ -37,7 +37,7 @@ CASES: tuple[Case, ...] = (
         get(path, KIND, name="no key")
         for path in ("/health", "/ping", "/load", "/metrics", "/v1/models", "/v1/nothing")
     ),
-    get("/version", KIND, name="no key", reason="its own version", differs=("version",)),
+    get("/version", KIND, name="no key", reason="each server has its own version", differs=("version",)),
     get(
         "/v1/models",
         KIND,

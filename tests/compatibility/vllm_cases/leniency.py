@@ -2,8 +2,8 @@
 
 from tests.compatibility.vllm_cases.case import OTHER, SENTENCE, Case, embed, get, post
 
-LATE_CHUNKING = "they would be without effect"
-PADDED = "vLLM attends to the padding, which changes the vector; here padding never does"
+LATE_CHUNKING = "the field would have no effect"
+PADDED = "vLLM attends to the padding, which changes the vector; this server never does"
 
 
 CASES: tuple[Case, ...] = (

@@ -5,7 +5,7 @@ from tests.compatibility.vllm_cases.case import DOCUMENTS, OTHER, SENTENCE, Case
 BARE = ("bare BERT", "bare BERT with mean", "bare ModernBERT", "bare decoder")
 EMBEDDERS = (*BARE, "embedding", "matryoshka", "chat")
 
-ASSUMED = "mean and not normalised, as sentence-transformers assumes; `--pooling cls --normalize` is what vLLM assumes"
+ASSUMED = "mean, not normalised, as in sentence-transformers; `--pooling cls --normalize` does the same as vLLM"
 
 CASES: tuple[Case, ...] = (
     post(

@@ -13,10 +13,10 @@ CASES: tuple[Case, ...] = (
     get(
         "/v1/models",
         ANY,
-        reason="`root` and `permission` name files and rights",
+        reason="`root` is not a local path, and `permission` is left out",
         differs=("data.0.root", "data.0.permission", "data.0.owned_by", "data.0.parent"),
     ),
-    get("/version", "embedding", reason="its own version", differs=("version",)),
+    get("/version", "embedding", reason="each server has its own version", differs=("version",)),
     get("/nothing", "embedding", name="no such route"),
     get("/v1/embeddings", "embedding", name="the wrong method"),
 )

@@ -3,8 +3,8 @@
 from tests.compatibility.vllm_cases.case import DOCUMENTS_OF_RESULTS, NO_DOCUMENTS, Case, rerank, score
 
 KINDS = ("embedding", "cross-encoder", "late interaction")
-NULL = "null is the default"
-CUTS_NOTHING = "a limit above the model's maximum cuts nothing by itself"
+NULL = "null leaves the field out"
+CUTS_NOTHING = "a limit above the model's maximum has no effect"
 
 
 def limits() -> list[Case]:
