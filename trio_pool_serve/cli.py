@@ -142,7 +142,7 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
     if isinstance(settings, CheckSettings):
         from trio_pool_serve.checking.check_model import run_check
 
-        return run_check(config, measure=settings.report.measure, as_json=settings.report.json)
+        return run_check(config, arguments, measure=settings.report.measure, as_json=settings.report.json)
     if name == "convert":
         from trio_pool_serve.command_line.convert import run_convert
 

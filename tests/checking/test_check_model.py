@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.models.model_families import edit_json, pooling, write_family, write_
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT
-from trio_pool_serve.checking.check_model import check_model, peak_bytes, reset_peak
+from trio_pool_serve.checking.check_model import check_model, peak_bytes, reset_peak, serve_command
 from trio_pool_serve.checking.model_report import ModelReport, print_report
 from trio_pool_serve.command_line.server_commands import ReportOptions, read_settings
 from trio_pool_serve.config import Config, ModelConfig
@@ -121,6 +122,19 @@ async def test_the_report_says_where_pooling_was_read(tmp_path: Path):
     assert "sentence-transformers assumes mean pooling" in assumed.warnings[0]
 
 
+async def test_the_first_line_is_the_verdict_and_the_second_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    report = await check(write_family(tmp_path / "model", "bert"), served_model_name="org/tiny")
+    command = serve_command(["org/tiny=a folder", "--no-measure", "--dtype", "float32", "--json"])
+    print_report(evolve(report, command=command), Console(width=500))
+    verdict, second, memory, *_ = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(f"{report.id} works: embedding, float32 on cpu, by torch")
+    assert second == "Serve it: trio-pool-serve serve 'org/tiny=a folder' --dtype float32"
+    assert memory.startswith("memory")
+    assert "MiB once loaded" in memory
+
+
 async def test_the_printed_report_says_how_long_queries_are_and_that_no_file_has_a_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -177,6 +191,7 @@ async def test_the_command_writes_json_about_a_model_that_openvino_computes(tmp_
     done = await trio.run_process([*CHECK, f"m={model}", *flags, "--json"], capture_stdout=True, cwd=ROOT)
     report = json.loads(done.stdout)
     assert (report["servable"], report["id"], report["dtype"]) == (True, "m", "float32")
+    assert report["command"] == shlex.join(["trio-pool-serve", "serve", f"m={model}", *flags[:-1]])
     assert report["computation"].startswith("by OpenVINO")
     assert report["pooling_from"] == "1_Pooling/config.json"
     assert report["memory"]["resident_before"] < report["memory"]["resident_after_load"]
@@ -194,8 +209,9 @@ async def test_a_model_that_a_server_refuses_is_refused_with_the_same_words(tmp_
     served = await trio.run_process(serve, capture_stderr=True, check=False, cwd=ROOT)
     assert served.returncode == 1
     (reason,) = (line for line in served.stderr.decode().splitlines() if line.startswith("trio-pool-serve: "))
-    assert reason in checked.stderr.decode().splitlines()
-    assert json.loads(checked.stdout) == {"servable": False, "error": reason.removeprefix("trio-pool-serve: ")}
+    reason = reason.removeprefix("trio-pool-serve: ")
+    assert f"{model} does not work: {reason}" in checked.stderr.decode().splitlines()
+    assert json.loads(checked.stdout) == {"servable": False, "error": reason}
 
 
 def test_the_settings_of_a_server_are_those_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,10 +1,11 @@
 """Loads a model as a server would, measures it, and reports how it would be served."""
 
 import math
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,12 +43,13 @@ from trio_pool_serve.process_setup import open_service, with_engine_placement
 from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.service import Service
+from trio_pool_serve.telemetry.start_display import show_steps_with
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, Runner
 
 INTERRUPTED = 128 + signal.SIGINT
 
 LENGTHS = (16, 128, 512, 2048)
-"""Tokens of the rows that are computed; longer ones than the model accepts are replaced by its maximum."""
+"""Tokens of the rows that are computed; the model's maximum replaces longer lengths."""
 
 SECONDS = 1.0
 """Time for rows of one length, or for one batch if that takes longer."""
@@ -58,17 +60,24 @@ SECONDS_ALONE = 0.25
 ROWS_ALONE = 3
 """Minimum number of single rows of one length."""
 
+OF_THE_REPORT = {"--json", "--measure", "--no-measure"}
+"""Flags of ``check`` that ``serve`` does not have."""
 
-def run_check(config: Config, *, measure: bool, as_json: bool) -> int:
-    """Check a model and print the report; return the exit status: 1 if it cannot be served, 130 after Ctrl-C."""
+
+def run_check(config: Config, arguments: Sequence[str], *, measure: bool, as_json: bool) -> int:
+    """Check a model and print the report; return the exit status: 1 if it cannot be served, 130 after Ctrl-C.
+
+    ``arguments``: of the command line, for the command that serves the model.
+    """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     report: ModelReport | Refusal
     try:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("")
+            show_steps_with(lambda step: progress.update(task, description=step))
             check = partial(check_model, config, lambda step: progress.update(task, description=step), measure=measure)
-            report = trio.run(check)
+            report = evolve(trio.run(check), command=serve_command(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     except (PoolServeError, OSError) as error:
@@ -79,8 +88,15 @@ def run_check(config: Config, *, measure: bool, as_json: bool) -> int:
         print_report(report, Console(highlight=False))
     if isinstance(report, ModelReport):
         return 0
-    console.print(f"trio-pool-serve: {report.error}", style="red", markup=False)
+    (source,) = config.sources
+    console.print(f"{source.name} does not work: {report.error}", style="red", markup=False)
     return 1
+
+
+def serve_command(arguments: Sequence[str]) -> str:
+    """Return the command that serves the model of a check, given the check's arguments."""
+    kept = [argument for argument in arguments if argument not in OF_THE_REPORT]
+    return shlex.join(("trio-pool-serve", "serve", *kept))
 
 
 async def check_model(config: Config, show: Callable[[str], object], *, measure: bool = True) -> ModelReport:

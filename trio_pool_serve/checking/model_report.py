@@ -44,7 +44,7 @@ class Speed:
     tokens: int
     """Of each row."""
     rows_per_s: float
-    """In as many concurrent batches as a server would compute."""
+    """With the number of concurrent batches that a server would compute."""
     tokens_per_s: float
     ms_alone: float
     """Median time from the submission of a row to its output, with no other rows, in milliseconds."""
@@ -60,7 +60,7 @@ class ModelReport:
     architectures: tuple[str, ...]
     model_type: str
     weights: str
-    """What they are made of if not of one checkpoint as it is: adapters, what they are dequantised from."""
+    """Adapters and the quantised format; empty for one plain checkpoint."""
     parameters: int
     task: str
     tasks: list[PoolingTask]
@@ -88,13 +88,15 @@ class ModelReport:
     fingerprint: str
     cosine_with_float32: float | None
     engine: Placement | None
-    """Where the server would compute with these settings."""
+    """Process or host where the server would compute with these settings."""
     replicas: int
     max_batch_tokens: int
     load_s: float
     memory: Memory
     speed: list[Speed]
     warnings: list[str]
+    command: str = ""
+    """Serves the model with the same settings."""
 
 
 @frozen(kw_only=True)
@@ -135,7 +137,7 @@ def pooling_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
 
 
 def weights_of(folder: AnyModelFolder, loading: ModelConfig) -> str:
-    """Return what a model's weights are made of, such as ``LoRA adapter on org/base``; empty for one checkpoint."""
+    """Return the parts of a model's weights, such as ``LoRA adapter on org/base``; empty for one checkpoint."""
     made_of = []
     if (adapter := adapter_in(folder.path)) is not None:
         base = loading.adapter_base or read_adapter_config(adapter).get("base_model_name_or_path")
@@ -148,7 +150,7 @@ def weights_of(folder: AnyModelFolder, loading: ModelConfig) -> str:
 
 
 def normalize_from(folder: AnyModelFolder, loading: ModelConfig) -> str:
-    """Return what decides whether vectors are normalised: a file of the folder, or a setting."""
+    """Return the file of the folder, or the setting, that decides whether vectors are normalised."""
     if loading.normalize is not None:
         return "--normalize" if loading.normalize else "--no-normalize"
     if (folder.path / "modules.json").is_file():
@@ -168,8 +170,11 @@ SHOWN_LABELS = 10
 
 
 def print_report(report: ModelReport, console: Console) -> None:
-    """Print the report of a model that can be served."""
-    console.print(Text(f"{report.id} can be served.", style="green"), soft_wrap=True)
+    """Print the report of a model that can be served; the first line is the verdict."""
+    computed = f"{report.kind.replace('_', ' ')}, {report.dtype} on {report.device}, {report.computation}"
+    console.print(Text(f"{report.id} works: {computed}.", style="green"), soft_wrap=True)
+    if report.command:
+        console.print(Text(f"Serve it: {report.command}", style="bold"), soft_wrap=True)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     for name, value in _facts(report):
@@ -182,6 +187,12 @@ def print_report(report: ModelReport, console: Console) -> None:
 
 
 def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
+    memory = report.memory
+    resident = f"{memory.resident_after_load / MIB:.0f} MiB once loaded ({memory.resident_before / MIB:.0f} before)"
+    if memory.peak_of_largest_batch is not None:
+        resident += f", {memory.peak_of_largest_batch / MIB:.0f} MiB with the largest batches"
+    yield "memory", resident
+    yield "weights", f"{memory.weights / MIB:.0f} MiB, {report.parameters / 1e6:.1f} M parameters"
     yield "kind", f"{report.kind}: {', '.join(report.architectures) or report.model_type}"
     if report.weights:
         yield "made of", report.weights
@@ -200,25 +211,18 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     yield from report.particulars.items()
     yield "longest input", f"{report.max_model_len} tokens"
     if report.scoring == "vectors" and not report.prompts:
-        yield "prompts", "none in the files: the model's card may name some"
+        yield "prompts", "none in the files; the model's card may name some"
     for name, prompt in report.prompts.items():
         yield "prompt", f"{name}{' (default)' if name == report.default_prompt_name else ''}: {prompt!r}"
-    yield "computed", f"{report.dtype} on {report.device}, {report.computation}"
     yield "fingerprint", report.fingerprint
     if report.cosine_with_float32 is not None:
         yield "agreement", f"cosine with float32: {report.cosine_with_float32:.4f}"
     yield "engine", f"{report.engine}, {report.replicas} at a time, batches of {report.max_batch_tokens} tokens"
     yield "loaded in", f"{report.load_s:.1f} s"
-    memory = report.memory
-    yield "weights", f"{memory.weights / MIB:.0f} MiB, {report.parameters / 1e6:.1f} M parameters"
-    loaded = f"{memory.resident_after_load / MIB:.0f} MiB once loaded (before: {memory.resident_before / MIB:.0f})"
-    if memory.peak_of_largest_batch is not None:
-        loaded += f", {memory.peak_of_largest_batch / MIB:.0f} MiB with the largest batches"
-    yield "resident", loaded
 
 
 def _speed_table(report: ModelReport) -> Table:
-    table = Table("tokens a row", "rows/s", "tokens/s", "ms for one row alone")
+    table = Table("tokens per row", "rows/s", "tokens/s", "ms for one row alone")
     for column in table.columns:
         column.justify = "right"
     for speed in report.speed:
