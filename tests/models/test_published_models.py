@@ -1,6 +1,7 @@
 """docs/published-models.md is true: each folder that it names is read and computed, or refused, as its row says."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,15 @@ def test_no_model_has_two_rows_and_each_row_is_judged_by_something():
     assert all(row["sources"] for row in TABLE)
     assert all(row.get("files") for row in (*SERVED.values(), *REFUSED.values()))
     assert all({*row.get("parameters", ()), *row.get("differences", ())} <= {*row["ids"]} for row in TABLE)
+
+
+def test_one_line_of_the_page_says_whether_a_model_works_and_how_to_serve_it():
+    page = (ROOT / "docs" / "published-models.md").read_text()
+    lines = re.findall(r"^\| (\S+) \| (yes|expected|no|not known) \| \w+ \| \d* \| [^|]* \| (.*?) \|", page, re.M)
+    assert {"BAAI/bge-m3": ("yes", "`trio-pool-serve serve BAAI/bge-m3`")}.items() <= {
+        name: (works, command) for name, works, command in lines
+    }.items()
+    assert sorted(name for name, *_ in lines) == sorted(name for row in TABLE for name in row["ids"])
 
 
 def test_a_model_is_expected_to_work_if_the_same_architecture_was_compared():

@@ -88,15 +88,13 @@ def run_check(config: Config, arguments: Sequence[str], *, measure: bool, as_jso
         print_report(report, Console(highlight=False))
     if isinstance(report, ModelReport):
         return 0
-    (source,) = config.sources
-    console.print(f"{source.name} does not work: {report.error}", style="red", markup=False)
+    console.print(f"{config.sources[0].name} does not work: {report.error}", style="red", markup=False)
     return 1
 
 
 def serve_command(arguments: Sequence[str]) -> str:
     """Return the command that serves the model of a check, given the check's arguments."""
-    kept = [argument for argument in arguments if argument not in OF_THE_REPORT]
-    return shlex.join(("trio-pool-serve", "serve", *kept))
+    return shlex.join(("trio-pool-serve", "serve", *(each for each in arguments if each not in OF_THE_REPORT)))
 
 
 async def check_model(config: Config, show: Callable[[str], object], *, measure: bool = True) -> ModelReport:

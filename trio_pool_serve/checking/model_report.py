@@ -171,8 +171,8 @@ SHOWN_LABELS = 10
 
 def print_report(report: ModelReport, console: Console) -> None:
     """Print the report of a model that can be served; the first line is the verdict."""
-    computed = f"{report.kind.replace('_', ' ')}, {report.dtype} on {report.device}, {report.computation}"
-    console.print(Text(f"{report.id} works: {computed}.", style="green"), soft_wrap=True)
+    computed = f"{report.dtype} on {report.device}, {report.computation}"
+    console.print(Text(f"{report.id} works: {report.kind.replace('_', ' ')}, {computed}.", "green"), soft_wrap=True)
     if report.command:
         console.print(Text(f"Serve it: {report.command}", style="bold"), soft_wrap=True)
     facts = Table.grid(padding=(0, 2))
