@@ -102,6 +102,8 @@ def test_other_numbers_of_parameters_are_those_that_mteb_lists():
     listed = {name: number for row in TABLE for name, number in row.get("parameters", {}).items()}
     others = {name: number for name, number in listed.items() if name not in counted}
     assert len(others) > 100
+    assert all({*row.get("sized_like", {}).values()} <= listed.keys() for row in TABLE)
+    assert all(row.get("sized_like", {}).keys() <= {*row["ids"]} - listed.keys() for row in TABLE)
     unlisted = {name for name, number in others.items() if name not in models or models[name].n_parameters != number}
     assert unlisted == {"distilbert/distilbert-base-uncased-finetuned-sst-2-english"}, "counted, from a composed config"
 
