@@ -26,7 +26,7 @@ from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
 from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES, adapter_change_routes
 from trio_pool_serve.api.routes.batches import batch_routes
-from trio_pool_serve.api.routes.console import OPEN_ROUTES, console_routes
+from trio_pool_serve.api.routes.console import LIVE_PATH, OPEN_ROUTES, console_routes
 from trio_pool_serve.api.routes.discovery import V2_MODEL, V2_READY, discovery_routes
 from trio_pool_serve.api.routes.models import INFO_PATH, MODEL_CHANGES, model_change_routes, model_routes
 from trio_pool_serve.api.routes.ollama_models import PATHS, ollama_routes
@@ -72,6 +72,8 @@ class PoolServeApp(QuartTrio):
     service: Service
     middleware: Middleware
     routes: RouteTable
+    polled: frozenset[tuple[str, str]] = PROBE_ROUTES | {("GET", "/metrics"), ("GET", LIVE_PATH)}
+    """Methods and routes that are not in the access log: probes, scrapes, and the console's updates."""
 
     def request_of(self, scope: Mapping[str, Any]) -> HttpRequest:
         """Return the request of an ASGI scope, with the route that it is for."""

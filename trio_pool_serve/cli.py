@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import trio
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.config import Env
 
 import trio_pool_serve
@@ -16,18 +16,22 @@ from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.command_line.server_commands import (
     COMMANDS,
     ENVIRONMENT_PREFIX,
+    SERVING,
+    TOOLS,
     CheckSettings,
     add_server_commands,
     read_settings,
 )
+from trio_pool_serve.command_line.usage_errors import usage_message
 from trio_pool_serve.config import Config, import_plugins
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.host_places import read_hosts
 from trio_pool_serve.engine.remote.link import LinkKeys
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost, install_extra
 from trio_pool_serve.processes.child_process import flush_and_leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.telemetry.logs import configure_logging
+from trio_pool_serve.telemetry.start_display import end_display
 from trio_pool_serve.telemetry.tracing import is_switched_on
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ logger = logging.getLogger(__name__)
 def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell: bash, zsh or fish.")],
 ) -> int:
-    """Print a script by which a shell completes commands, flags and their values."""
+    """Print a script for a shell's completion of commands, flags and their values."""
     print(make_app(shows_all=True).generate_completion(shell=shell))
     return 0
 
@@ -56,17 +60,19 @@ def make_app(*, shows_all: bool = False) -> App:
 
     made = App(
         name="trio-pool-serve",
-        help="A server for pooling models, built on structured concurrency.",
+        help="Serve embedding models, rerankers and classifiers over HTTP, or compute whole files with them.",
         version=trio_pool_serve.__version__,
         help_formatter=TwoColumns(),
     )
     add_server_commands(made, shows_all=shows_all)
-    made.command(completion)
     add_commands(made)
-    made.command(bench)
+    made.command(bench, group=TOOLS)
+    made.command(completion, group=TOOLS)
     hosts_app.config = Env(ENVIRONMENT_PREFIX, command=False)
+    hosts_app.group, cache_app.group = SERVING, TOOLS
     made.command(hosts_app)
     made.command(cache_app)
+    made["--help"].group = made["--version"].group = Group("Flags", sort_key=3)
     return made
 
 
@@ -82,16 +88,16 @@ def check_references(config: Config) -> None:
     keys = ApiKeys(config)
     keys.read_file()
     if config.model_changes.model_api and not keys.are_needed:
-        raise ValueError("--model-api requires --api-key or --api-keys-file: otherwise any client could load models.")
+        raise ValueError("--model-api requires --api-key or --api-keys-file. Otherwise any client could load models.")
     if config.processes.engine == "ray" and find_spec("ray") is None:
-        raise ValueError("--engine ray needs the extra [ray]: pip install trio-pool-serve[ray]")
+        raise ValueError(f"--engine ray requires Ray. {install_extra('ray')}")
     if config.processes.replicas_per_gpu is not None and not has_gpu(config.loading):
-        raise ValueError(f"--replicas {config.processes.replicas} needs a GPU; on CPU give a number, such as 2.")
+        raise ValueError(f"--replicas {config.processes.replicas} requires a GPU. On CPU, give a number, such as 2.")
     if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
         raise ValueError("--engine hosts requires --engine-hosts.")
     if config.hosts.engine_hosts:
         if config.hosts.key_file is None:
-            raise ValueError("--engine-hosts requires --key-file: engines know a server by its key.")
+            raise ValueError("--engine-hosts requires --key-file, by which engines authenticate a server.")
         read_hosts(config.hosts.engine_hosts)
     if config.hosts.key_file is not None:
         LinkKeys(config.hosts.key_file).read()
@@ -158,8 +164,8 @@ def main() -> None:
     made = make_app(shows_all="--help-all" in arguments)
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     try:
-        status = made(arguments, result_action="return_value")
-    except (ValueError, StorageError) as error:  # from checks of several options, or from ``cache``
+        status = made(arguments, result_action="return_value", print_error=False, exit_on_error=False)
+    except (CycloptsError, ValueError, StorageError) as error:  # StorageError: from ``cache``
         _print_error(error)
         sys.exit(2)
     flush_and_leave(status or 0)
@@ -168,7 +174,6 @@ def main() -> None:
 def _print_error(error: Exception) -> None:
     from rich.console import Console  # imported here: 20 ms
 
+    end_display()
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    # Validators of attrs append the attribute and more to their message.
-    message = error.args[0] if isinstance(error, ValueError) and len(error.args) > 1 else error
-    console.print(f"trio-pool-serve: {message}", style="red", markup=False)
+    console.print(f"trio-pool-serve: {usage_message(error)}", style="red", markup=False)

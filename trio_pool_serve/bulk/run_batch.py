@@ -35,7 +35,7 @@ from trio_pool_serve.runs.tables.input_files import InputFile
 from trio_pool_serve.runs.tables.input_table import InputTable
 from trio_pool_serve.runs.tables.output_table import check_finished
 from trio_pool_serve.runs.tables.table_formats import Format
-from trio_pool_serve.server.launcher import EXAMPLES
+from trio_pool_serve.server.announcement import EXAMPLES
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
 
@@ -167,7 +167,9 @@ class OwnBatch:
             try:
                 await upload(output, target, self.service.offload)
             except TransferError as error:
-                raise TransferError(f"{error} The output is in {output}. The same command uploads it again.") from error
+                raise TransferError(
+                    f"{error} The output is in {output}. To upload it again, run the same command."
+                ) from error
         await journal.commit(position)
         await self.service.offload.run("files", self._remove_temporary)
 

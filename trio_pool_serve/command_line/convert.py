@@ -1,4 +1,4 @@
-"""The command ``convert``: converts a model for CPU ahead of its first start, and says what was decided."""
+"""The command ``convert``: converts a model for CPU before its first start, and prints what was decided."""
 
 import logging
 import sys
@@ -14,6 +14,7 @@ from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.telemetry.start_display import show_steps_with
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
@@ -32,7 +33,8 @@ def run_convert(config: Config) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     began = time.monotonic()
     try:
-        with console.status(f"converting {source.name}"):
+        with console.status(f"converting {source.name}") as status:
+            show_steps_with(lambda step: status.update(f"converting {source.name}: {step}"))
             offload = Offload(launch=replicas_of(config), may_launch_more=config.processes.replicas is None)
             decided = _convert(source.location, source.loading, offload)
     except ModelLoadError as error:
@@ -45,9 +47,9 @@ def run_convert(config: Config) -> int:
 def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
     """Return what was decided about a model. Raises ``ModelLoadError``."""
     if has_gpu(loading):
-        raise ModelLoadError("Nothing is converted for a GPU: --device cpu converts for a start on CPU.")
+        raise ModelLoadError("Models are converted for CPU only; use --device cpu on a machine with a GPU.")
     if (cache := ModelCache.of(loading.cache_dir)) is None:
-        raise ModelLoadError("--cache-dir is empty: there is nowhere to keep the converted model.")
+        raise ModelLoadError("--cache-dir is empty: name the directory for the converted model.")
     folder = open_model_folder(location, loading)
     if folder.kind.open_runner:
         return "nothing is converted: OpenVINO does not compute this kind of model"
@@ -55,12 +57,12 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
 
     def by_torch(*arguments: object) -> Runner:
         if missing := missing_libraries():
-            raise ModelLoadError(f"Torch would have to compute it ({arguments[-1]}), but {missing}.")
+            raise ModelLoadError(f"Only torch can compute this model ({arguments[-1]}), but {missing}.")
         raise _TorchComputesError(arguments[-1])
 
     try:
         runner = CpuModel(folder, loading, offload, by_torch).open()
         runner.prepare(None)
     except _TorchComputesError as reason:
-        return f"torch computes it, and nothing is converted: {reason}"
-    return f"{runner.describe()}; kept in {cache.folder}"
+        return f"nothing is converted; torch computes this model: {reason}"
+    return f"{runner.describe()}; saved in {cache.folder}"

@@ -25,6 +25,7 @@ from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapte
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
 from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.telemetry.start_display import download_bar, report_step
 
 IGNORED_FILES = [
     "onnx/*", "openvino/*", "coreml/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.tflite", "*.mlmodel",
@@ -45,8 +46,11 @@ def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, o
     if not path.name or path.name == "..":  # a joined folder has the adapter's name
         path = path.resolve()
     is_adapter, has_weights = (path / ADAPTER_CONFIG).exists(), has_torch_weights(path)
-    found = f"no {ADAPTER_CONFIG}" if not is_adapter else "a base's weights itself" if has_weights else ""
-    require(config.adapter_base is None or not found, f"--adapter-base is for LoRA adapters alone; {path} has {found}.")
+    found = f"no {ADAPTER_CONFIG}" if not is_adapter else "the weights of a base, too" if has_weights else ""
+    require(
+        config.adapter_base is None or not found,
+        f"--adapter-base requires the folder of a LoRA adapter; {path} contains {found}.",
+    )
     if not is_adapter:
         return path
     cache = ModelCache.of(config.cache_dir)
@@ -69,7 +73,7 @@ def _locate_base(adapter: Path, given: str | None, *, only_local: bool) -> Path:
     try:
         return locate_folder(name, None if given else config.get("revision"), only_local=only_local)
     except ModelLoadError as error:
-        raise ModelLoadError(f"The base of the adapter {adapter} is not found; set --adapter-base. {error}") from error
+        raise ModelLoadError(f"The base of the adapter {adapter} was not found; set --adapter-base. {error}") from error
 
 
 def locate_folder(model: str, revision: str | None = None, *, only_local: bool = False) -> Path:
@@ -81,14 +85,22 @@ def locate_folder(model: str, revision: str | None = None, *, only_local: bool =
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    step = f"fetching {model}"
+    report_step("" if only_local else step)
     try:
-        return Path(
-            snapshot_download(model, revision=revision, ignore_patterns=IGNORED_FILES, local_files_only=only_local)
+        folder = snapshot_download(
+            model,
+            revision=revision,
+            ignore_patterns=IGNORED_FILES,
+            local_files_only=only_local,
+            tqdm_class=download_bar(step),
         )
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {error}") from error
+    report_step("")
+    return Path(folder)
 
 
 UNLIMITED = 10**6
@@ -121,7 +133,7 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     try:
         folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ModelLoadError(f"A file of {path} has a value of another type than expected: {error!r}") from error
+        raise ModelLoadError(f"A file in {path} contains a value of an unexpected type: {error!r}") from error
     is_one = not (folder.routes or folder.spec.reads_tokenizer_file)
     require(is_one or adapter_in(path) is None, f"{path}: an adapter needs a base that is one transformer.")
     return folder
@@ -141,7 +153,7 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     kind, spec = recognise(files, config)
     if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
         raise ModelLoadError(
-            "--pooling and --normalize (use_activation in --pooler-config) apply to embedding models only."
+            "--pooling and --normalize (use_activation in --pooler-config) apply only to embedding models."
         )
     if config.task is not None and config.task not in spec.tasks:
         raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
@@ -193,7 +205,7 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
         known |= {"query", "document", *(files.sentence_transformers_config.get("prompts") or ())}
     if name and name not in known:
         raise ModelLoadError(
-            f"{setting} {name}: this model's prompt templates are: {', '.join(sorted(known)) or 'none'}."
+            f"{setting} is {name!r}; the prompt templates of this model are: {', '.join(sorted(known)) or 'none'}."
         )
     return name or None
 

@@ -72,7 +72,7 @@ class ChildProcess(Generic[Status]):
     async def wait(self) -> str:
         """Wait until the child has ended; return how, as a phrase for the log. Cancellation: at once."""
         code = await self.process.wait()
-        return f"ended by signal {-code}" if code < 0 else f"left with status {code}"
+        return f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
 
     async def leave(self, timeout_s: float) -> None:
         """Close the channel, and kill the child if it has not exited in time. Cancellation: it is killed."""
@@ -122,8 +122,9 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair())
                 command, passed = [sys.executable, "-m", module, str(theirs.fileno())], [theirs.fileno(), *fds]
+                # Not in the terminal's process group: Ctrl-C would print a traceback of a child that is still starting.
                 process = await trio.lowlevel.open_process(
-                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment
+                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment, process_group=0
                 )
             except (OSError, RuntimeError) as error:  # no file descriptors, processes, memory or threads
                 pause_s = backoff.next_pause_s(0.0)
@@ -152,7 +153,7 @@ async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoRe
     while True:
         end = await live()
         pause_s = backoff.next_pause_s(end.was_ready_s)
-        logger.error("the process of %s has %s; the next one starts in %g s", name, end.how, pause_s)
+        logger.error("the process of %s %s; the next one starts in %g s", name, end.how, pause_s)
         await trio.sleep(pause_s)
 
 

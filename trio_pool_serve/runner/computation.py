@@ -20,9 +20,9 @@ from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.probe import TOLERANCES, difference, probe_rows, states_of
-from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
+from trio_pool_serve.telemetry.start_display import report_items
 from trio_pool_serve.types import RenderedPrompt
 
 TRACED = ((2, 24), (1, 24))
@@ -66,7 +66,7 @@ class CompiledBackbone:
         Raises ``ValueError`` if its output differs, or the compiler's errors.
         """
         torch.compiler.set_stance("default")
-        for rows, tokens in with_progress_bar(TRACED, "Compiling"):
+        for rows, tokens in report_items(TRACED, "compiling"):
             # Also a length that was not compiled: the symbolic sizes must hold for it.
             for length in (tokens, tokens // 2 + 1):
                 self._compare(rows, length)
@@ -100,11 +100,9 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: LoadingPa
     """Raise ``ModelLoadError`` for settings with which a model cannot be computed, before anything takes long."""
     on_cpu = params.device.type == "cpu"
     if config.dtype == "int8" and (config.backend in ("torch", "compile") or not on_cpu):
-        raise ModelLoadError(
-            "--dtype int8: models are quantised for OpenVINO, on CPU only and without --backend torch or compile."
-        )
+        raise ModelLoadError("--dtype int8 requires OpenVINO on CPU, and excludes --backend torch and compile.")
     if config.backend == "openvino" and not on_cpu:
-        raise ModelLoadError(f"--backend openvino computes on CPU, not on {params.device}: set --device cpu.")
+        raise ModelLoadError(f"--backend openvino computes only on CPU, not on {params.device}; set --device cpu.")
     if config.backend == "compile" and type(backbone) is not Backbone:
         raise ModelLoadError("--backend compile: models that read images cannot be compiled.")
 
@@ -141,7 +139,7 @@ def _pack(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> Pac
     if config.backend == "torch":
         raise CannotPackError("as configured")
     if params.dtype == torch.float32:
-        raise CannotPackError("there is no packed attention for float32")
+        raise CannotPackError("packed attention does not support float32")
     if not has_flash():
         raise CannotPackError("this version of torch has no variable-length attention")
     return pack_backbone(
@@ -164,7 +162,7 @@ def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: i
         # A failed capture keeps its memory (pytorch issue 190348), so code that waits for the device is not captured.
         with synchronisations_refused(params.device):
             expected = outputs_of(graphs.packed)
-        graphs.capture(with_progress_bar(shapes, "Capturing CUDA graphs"))
+        graphs.capture(report_items(shapes, "capturing CUDA graphs"))
         ours = outputs_of(graphs)
     except Exception as error:
         return f"no CUDA graphs ({repr(error).splitlines()[0]})"

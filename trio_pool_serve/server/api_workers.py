@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -164,10 +164,12 @@ def _snapshot(workers: ApiWorkers, engines: Supervisor | RayPlacement) -> Snapsh
 
 
 async def serve_by_workers(
-    config: Config, loader: str, announce: Callable[[str], None], gpus: Sequence[Gpu] = ()
+    config: Config, loader: str, announce: Callable[[str, Mapping[str, str]], None], gpus: Sequence[Gpu] = ()
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; ``announce(url)`` is called when the first API process is ready.
+    """Serve until SIGTERM or SIGINT, then drain.
 
+    ``announce(url, descriptions)`` is called when the first API process is ready; the second says by model how it is
+    computed.
     The engine processes are on the ``gpus``, or on the device of the settings if there are none.
     Raises ``ModelLoadError`` or ``EngineDeadError``. All processes end at once at a second signal, or if the drain
     takes longer than ``--drain-timeout-s``. Cancellation: all processes are ended.
@@ -184,7 +186,7 @@ async def serve_by_workers(
             nursery.start_soon(serve_snapshots, folder, partial(_snapshot, workers, engines))
             nursery.start_soon(workers.run)
             await workers.ready.wait()
-            announce(url_of(listening, config.network))
+            announce(url_of(listening, config.network), engines.descriptions)
             await feed_watchdog(partial(gather_snapshots, folder), config.scheduling.batch_timeout_s)
 
 

@@ -27,6 +27,7 @@ from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.server.systemd import STOPPING, notify
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges, sample_loop_lag
+from trio_pool_serve.telemetry.start_display import end_display
 from trio_pool_serve.threads.offload import Offload, limit_openmp_spinning, relative_niceness
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ async def _serve_until_signal(settings: EngineServerConfig, listener: EngineList
     timeout_s = settings.config.time_limits.drain_timeout_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listener.serve_until, ending, listeners, timeout_s)
+        end_display()
         logger.info("listening on %s for API processes", settings.listen)
         notify("READY=1", f"STATUS=computing on {settings.listen}")
         await ending.wait()

@@ -10,19 +10,17 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer, loader_name
-from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.process_setup import configure_process, place_engines
 from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.signals import watch_ends, watch_reloads
+from trio_pool_serve.server.announcement import announce
 from trio_pool_serve.server.api_workers import serve_by_workers
 from trio_pool_serve.server.draining import drain
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import Service
-from trio_pool_serve.telemetry.logs import logs_json
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PoolingTask
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +74,8 @@ async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> N
     leave(0)
 
 
-EXAMPLES: Mapping[PoolingTask, tuple[str, str]] = {
-    "embed": ("/v1/embeddings", '{"input": "Hello, world"}'),
-    "score": ("/v1/rerank", '{"query": "Who owns a task?", "documents": ["A nursery.", "A thread."]}'),
-    "classify": ("/v1/classify", '{"input": "Hello, world"}'),
-    "sparse_embed": ("/embed_sparse", '{"inputs": "Hello, world"}'),
-    "token_classify": ("/pooling", '{"input": "Hello, world", "task": "token_classify"}'),
-}
-"""Path and body of an example request for each task; the first one that the model supports is printed."""
-
-
 async def _announce(service: Service, url: str) -> None:
-    """Print an example request once the service is ready; notify systemd then, and its watchdog from then on.
+    """Announce the service once it is ready; notify systemd then, and its watchdog from then on.
 
     Cancellation: at once; nothing is printed.
     """
@@ -95,32 +83,13 @@ async def _announce(service: Service, url: str) -> None:
         await service.wait_ready()
     except EngineDeadError:
         return  # ``Service.run`` raises the reason
-    _print_ready(service.config, service.models.folder_of(), url)
+    announce(service.config, service.models.folder_of(), url, service.models.descriptions)
     await feed_watchdog(service.snapshots, service.config.scheduling.batch_timeout_s)
 
 
-def _announce_workers(config: Config, url: str) -> None:
+def _announce_workers(config: Config, url: str, descriptions: Mapping[str, str]) -> None:
     folders = [open_model_folder(source.location, source.loading) for source in config.sources]
     for source, folder in zip(config.sources, folders, strict=True):
         if folder.spec.assumption:
             logger.warning("%s: %s", source.name, folder.spec.assumption)
-    _print_ready(config, folders[0], url)
-
-
-def _print_ready(config: Config, folder: AnyModelFolder, url: str) -> None:
-    names = ", ".join(source.name for source in config.sources)
-    notify("READY=1", f"STATUS=serving {names} on {url}")
-    task = next(task for task in EXAMPLES if task in folder.spec.tasks)
-    path, body = EXAMPLES[task]
-    target = (
-        f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}" if url.startswith("unix:") else url + path
-    )
-    if logs_json(config.logging):
-        logger.info("ready", extra={"models": [source.name for source in config.sources], "url": url})
-        return
-    from rich.console import Console  # imported here: 20 ms, once the server is ready
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold green]ready[/] [bold]{names}[/] on [bold]{url}[/]  Try:", markup=True)
-    key = " -H 'Authorization: Bearer KEY'" if config.network.api_key or config.network.api_keys_file else ""
-    console.print(f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'", markup=False)
+    announce(config, folders[0], url, descriptions)

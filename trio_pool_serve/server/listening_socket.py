@@ -1,6 +1,7 @@
 """The listening socket of a server, and refusals on it. The parent of API workers needs no more than this."""
 
 import contextlib
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -16,19 +17,42 @@ REFUSAL = b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: 
 
 
 def open_listening_socket(network: NetworkConfig) -> socket.socket:
-    """Return a bound, listening socket, which outlives the listeners that serve on it."""
+    """Return a bound, listening socket, which outlives the listeners that serve on it.
+
+    Raises ``OSError`` with a message for the user.
+    """
     path = network.unix_socket
-    if path is not None:
-        _remove_dead_socket(path)
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(path))
-    else:
-        listening = socket.socket(socket.AF_INET6 if ":" in network.host else socket.AF_INET)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((network.host, network.port))
-    listening.listen(BACKLOG)
+    try:
+        if path is not None:
+            _remove_dead_socket(path)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(str(path))
+        else:
+            listening = socket.socket(socket.AF_INET6 if ":" in network.host else socket.AF_INET)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((network.host, network.port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        raise OSError(why_not_listening(error, network)) from error
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening
+
+
+def why_not_listening(error: OSError, network: NetworkConfig) -> str:
+    """Return a message for the user: why the server cannot listen, and the flag that helps."""
+    if network.unix_socket is not None:
+        reason = "another server listens on it" if error.errno == errno.EADDRINUSE else error.strerror
+        return f"--host {network.host}: {reason}."
+    if isinstance(error, socket.gaierror):
+        return f"--host {network.host} is unknown: {error.strerror}."
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"Port {network.port} is in use; try another --port."
+        case errno.EACCES | errno.EPERM:
+            return f"No permission to listen on port {network.port}; try a --port from 1024 on."
+        case errno.EADDRNOTAVAIL:
+            return f"--host {network.host} is no address of this machine."
+    return f"Cannot listen on {network.host}, port {network.port}: {error.strerror}."
 
 
 def _remove_dead_socket(path: Path) -> None:

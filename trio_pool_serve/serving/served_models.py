@@ -25,6 +25,7 @@ from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
 from trio_pool_serve.serving.named_models import NamedModels
 from trio_pool_serve.serving.served_model import ModelUse, ServedModel
 from trio_pool_serve.tasks.model import Model
+from trio_pool_serve.telemetry.start_display import report_phase
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class ServedModels(NamedModels):
             task_status.started()
             for served in self.by_name.values():
                 # Reports wrong files before anything is loaded, which may take minutes.
+                report_phase(f"Reading {served.source.name}")
                 try:
                     folder = await self.maker.offload.run("load", partial(self.maker.read_folder, served.source))
                 except ModelLoadError as error:
@@ -351,6 +353,15 @@ class ServedModels(NamedModels):
             if served.state == "loaded" or not self.are_loaded.is_set():
                 await served.engine.wait_ready()
         await self.are_loaded.wait()
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """How the loaded models are computed, by name; without those on other machines."""
+        places = self.maker.places
+        remote = {} if places is None or places.supervisor is None else places.supervisor.descriptions
+        workers = {name: served.engine.worker for name, served in self.by_name.items() if served.state == "loaded"}
+        local = {name: worker.loaded for name, worker in workers.items() if isinstance(worker, Worker)}
+        return {**remote, **{name: str(loaded.describe()) for name, loaded in local.items()}}
 
     @property
     def present(self) -> list[ServedModel]:

@@ -4,6 +4,7 @@ Modules log with the standard library's ``logging``, and the fields of an event 
 """
 
 import logging
+import os
 import sys
 import traceback
 from collections import Counter
@@ -20,6 +21,7 @@ from pythonjsonlogger.msgspec import MsgspecFormatter
 from trio_pool_serve.config import LoggingConfig
 from trio_pool_serve.errors import related_errors
 from trio_pool_serve.processes.standard_error import detach_standard_error
+from trio_pool_serve.telemetry.start_display import NO_BARS, end_display
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -43,11 +45,13 @@ def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = Mapping
     """Log to stderr in the format of ``--log-format``, with ``fields`` in every event of this process."""
     detach_standard_error()
     handler: logging.Handler = logging.StreamHandler()
-    if sys.stderr.isatty() and not logs_json(config):
-        from rich.console import Console  # imported here: 30 ms, for terminals only
-        from rich.logging import RichHandler
+    os.environ.update(NO_BARS)
+    if logs_json(config) or not sys.stderr.isatty():
+        end_display()
+    else:
+        from trio_pool_serve.telemetry.terminal import TerminalHandler  # imported here: 50 ms, for terminals only
 
-        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        handler = TerminalHandler()
     handler.setFormatter(formatter_of(config))
 
     def add_fields(record: logging.LogRecord) -> bool:

@@ -50,7 +50,7 @@ async def test_an_event_tells_who_asked_for_what_and_where_the_time_went(client,
     ("send", "route", "status", "outcome", "error"),
     [
         (("SECRET", "/v1/embeddings"), "/v1/embeddings", 405, "refused", "MethodNotAllowedError"),
-        (("GET", "/health"), "/health", 200, "answered", None),
+        (("GET", "/v1/models"), "/v1/models", 200, "answered", None),
         (("GET", "/v1/models/a/b"), "/v1/models/{name}", 404, "refused", "NotFoundError"),
         (("GET", "/nothing/SECRET"), "other", 404, "refused", "NotFound"),
         (("PUT", "/v1/embeddings"), "/v1/embeddings", 405, "refused", "MethodNotAllowedError"),
@@ -102,6 +102,15 @@ async def test_without_the_access_log_only_failures_are_logged(config, scripted,
         scripted.on_launch = fail
         assert (await client.post("/v1/embeddings", json=EMBED)).status_code == 500
     assert [event.status for event in events(caplog)] == [500]
+
+
+async def test_probes_and_scrapes_are_not_logged(client, caplog):
+    paths = ("/livez", "/readyz", "/readyz?deep=1", "/health", "/ping", "/", "/v2/health/ready", "/metrics")
+    for path in paths:
+        assert (await client.get(path)).status_code == 200
+    assert (await client.post("/ping")).status_code == 200
+    assert (await client.get("/version")).status_code == 200
+    assert (await only_event(caplog)).route == "/version"
 
 
 @pytest.mark.parametrize(("streams", "status"), [(False, None), (True, 200)])

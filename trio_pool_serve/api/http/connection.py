@@ -10,12 +10,13 @@ import trio
 from quart import Request, Response
 from quart.wrappers.request import Body
 from quart_trio.asgi import TrioASGIHTTPConnection
-from werkzeug.exceptions import NotFound
+from werkzeug.exceptions import MethodNotAllowed, NotFound
 
 from trio_pool_serve.api.http.request import CLIENT_LEFT, Handler, HttpRequest, StreamingHandler
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import method_not_allowed
 from trio_pool_serve.errors import innermost
 
 SILENCE_S = 1.0
@@ -76,7 +77,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             raise
         finally:
             request.end()
-            log_request(request, self.app.service)
+            log_request(request, self.app.service, self.app.polled)
 
     async def _handle(self, request: HttpRequest, handler: Handler | None, receive: Any, send: Any) -> None:
         response: HttpResponse | None = None
@@ -160,11 +161,15 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             await trio.sleep_forever()
 
 
-async def _respond_by_quart(app: Any, quart_request: Request, _: HttpRequest) -> HttpResponse:
+async def _respond_by_quart(app: Any, quart_request: Request, request: HttpRequest) -> HttpResponse:
     try:
         response = await app.handle_request(quart_request)
-    except UnicodeDecodeError as error:  # in the query
-        raise NotFound from error
+    except (NotFound, UnicodeDecodeError) as error:  # the latter for a query
+        if getattr(error, "description", None) not in (None, NotFound.description):
+            raise  # a route that a user has added says what it has not found
+        raise app.routes.not_found(request.scope["path"]) from error
+    except MethodNotAllowed as error:
+        raise method_not_allowed(request, sorted(error.valid_methods or ())) from error
     # Quart's own responses have bodies to be entered and iterated; redirects are werkzeug's.
     body: Any = response.response if isinstance(response, Response) else response.get_data()
     return HttpResponse(body, None, response.status_code, tuple(response.headers.items()))

@@ -3,7 +3,7 @@
 Of a request, its path, query, fields and texts are never logged or traced.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
 from trio_pool_serve.api.http.request import CLIENT_LEFT, HttpRequest
@@ -38,10 +38,14 @@ def begin_trace(request: HttpRequest, service: Service) -> None:
         request.span = service.tracing.start(_method_of(request), request.route or OTHER, request.headers)
 
 
-def log_request(request: HttpRequest, service: Service) -> None:
-    """Log a request that has ended, if the settings say so, and end its span, if it has one."""
+def log_request(request: HttpRequest, service: Service, polled: Collection[tuple[str, str]] = ()) -> None:
+    """Log a request that has ended, if the settings say so, and end its span, if it has one.
+
+    ``polled`` are methods and routes that are requested every few seconds: of these only failures are logged.
+    """
     failed = outcome_of(request) == "failed"
-    is_logged = service.access_log.wants(failed=failed)
+    is_polled = (request.scope["method"], request.route) in polled
+    is_logged = service.access_log.wants(failed=failed) and (failed or not is_polled)
     if not is_logged and request.span is None:
         return
     event = event_of(request)

@@ -46,9 +46,9 @@ class LocalPlaces(Supervisor):
         if 0 < len(self.gpus) < len(self.places):
             directory = mps_directory()
             if directory is None:
-                logger.info("replicas take turns on each GPU: there is no MPS control daemon")
+                logger.info("replicas on the same GPU take turns: no MPS control daemon is running")
             else:
-                logger.info("replicas compute concurrently on each GPU, by the MPS control daemon at %s", directory)
+                logger.info("replicas on the same GPU compute concurrently, by the MPS control daemon at %s", directory)
         await super().run(task_status=task_status)
 
     async def _live(self, place: Place) -> tuple[str, str]:
@@ -62,7 +62,7 @@ class LocalPlaces(Supervisor):
             status = await child.status()
             if isinstance(status, Loaded):
                 logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
-                place.become_ready()
+                place.become_ready(status.description)
             end = await child.wait()
         # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
         # start soon.
@@ -72,4 +72,4 @@ class LocalPlaces(Supervisor):
             return end, status.message
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
-        return end, "" if place.has_loaded or was_killed else f"The engine process of {place} has {end}."
+        return end, "" if place.has_loaded or was_killed else f"The engine process of {place} {end}."

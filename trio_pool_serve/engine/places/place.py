@@ -50,15 +50,18 @@ class Place:
     state: PlaceState = field(default="loading", init=False)
     has_loaded: bool = field(default=False, init=False)
     """Whether any of its processes has loaded the model."""
+    description: str = field(default="", init=False)
+    """How the latest of them computes it."""
     starts: int = field(default=0, init=False)
     ready_at: float = field(default=math.inf, init=False)
     """When the latest process became ready."""
     is_wanted: bool = field(default=True, init=False)
     """Whether there should be a process."""
 
-    def become_ready(self) -> None:
+    def become_ready(self, description: str) -> None:
         """Record that the process has loaded the model."""
         self.state, self.has_loaded, self.ready_at = "ready", True, trio.current_time()
+        self.description = description
 
     @property
     def restarts(self) -> int:

@@ -108,7 +108,7 @@ class ActorPlaces(Supervisor):
                     job = self._job_of(place, place.replica.device, key=self.key)
                     how, failure = await self._cluster.call(life.actor.run, job)
             except PoolServeError as error:
-                how = f"not been placed: {error}" if life.actor is None else f"been lost: {error}"
+                how = f"could not be placed: {error}" if life.actor is None else f"was lost: {error}"
                 if life.actor is not None and isinstance(error, NodeLostError):
                     self._lost_nodes[life.node] = trio.current_time()
             nursery.cancel_scope.cancel(reason="it has ended")
@@ -167,7 +167,7 @@ class ActorPlaces(Supervisor):
                 life.snapshot = status
                 life.busy.observe(at, busy_seconds(status))
             elif isinstance(status, Loaded):
-                place.become_ready()
+                place.become_ready(status.description)
                 self._bad_nodes[place].clear()
                 new = place.path.with_suffix(".new")
                 new.write_text(status.address)
@@ -185,13 +185,13 @@ class ActorPlaces(Supervisor):
             with suppress(PoolServeError):
                 await self._cluster.call(life.actor.leave)
             await trio.sleep(self.config.time_limits.drain_timeout_s)
-            logger.warning("%s is ended with rows unfinished", place)
+            logger.warning("%s was ended before its rows were finished", place)
         scope.cancel(reason="it is not wanted")
 
     async def _log_waiting(self, place: Place, life: Life) -> None:
         await trio.sleep(WAITING_S)
         if life.actor is None:
-            logger.warning("%s waits for a node that has %s left", place, resources_of(self.config.processes))
+            logger.warning("%s waits for a node with free resources: %s", place, resources_of(self.config.processes))
 
     async def _scale(self, model: int) -> None:
         """Adjust the number of wanted replicas of a model to its queue, forever."""
@@ -209,7 +209,7 @@ class ActorPlaces(Supervisor):
                 trio.current_time(), waiting_s, busy, ready=states.count("ready"), loading=states.count("loading")
             )
             if wanted != before:
-                told = f"{wanted} replicas in place of {before}: {waiting_s:.1f} s in the queue, {busy:.1f} busy"
+                told = f"{before} replicas become {wanted}: {waiting_s:.1f} s in the queue, {busy:.1f} replicas busy"
                 logger.info("%s: %s", name, told)
                 choose_wanted(places, wanted)
                 self._scaled.set()
@@ -263,6 +263,11 @@ class RayPlacement:
 
     def __attrs_post_init__(self) -> None:
         key_path(self.actors.socket_folder).write_text(self.actors.key)
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """Nothing: the models are described on other machines."""
+        return {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process alive, forever; ``started`` at once.

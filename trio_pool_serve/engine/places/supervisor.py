@@ -123,11 +123,11 @@ class Supervisor(ABC):
                     continue
                 if failure and not place.has_loaded:
                     raise ModelLoadError(failure)  # noqa: TRY301  (as below)
-                ended = f"process of the engine of {place} has {how}" + (f": {failure}" if failure else "")
+                ended = f"engine process of {place} {how}" + (f": {failure}" if failure else "")
                 pause_s = backoff.next_pause_s(max(0.0, trio.current_time() - place.ready_at))
                 if backoff.crashes_in_a_row > MAX_RESTARTS:
-                    often = f"has been restarted {MAX_RESTARTS} times in a row: giving up."
-                    raise EngineDeadError(f"The {ended}, and {often}")  # noqa: TRY301  (as above)
+                    often = f"was restarted {MAX_RESTARTS} times in a row: giving up."
+                    raise EngineDeadError(f"The {ended}. It {often}")  # noqa: TRY301  (as above)
                 place.state = "loading"
                 logger.error("the %s; the next one starts in %g s", ended, pause_s)
             except (ModelLoadError, EngineDeadError) as error:
@@ -155,8 +155,8 @@ class Supervisor(ABC):
             if isinstance(error, ModelLoadError):
                 raise ModelLoadError.of_model(failed.replica.model, error) from error
             raise error
-        others = f"{len(left)} of {len(of_model)} replicas are left" + ("" if left else ", and --engine-hosts")
-        logger.error("%s has failed, %s; the next attempt is in %g s: %s", failed, others, RETRY_FAILED_S, error)
+        others = f"{len(left)} of {len(of_model)} replicas" + ("" if left else " and --engine-hosts")
+        logger.error("%s failed, leaving %s; the next attempt is in %g s: %s", failed, others, RETRY_FAILED_S, error)
 
     async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
         """Release the resources of a failed place. Cancellation: at once."""
@@ -165,6 +165,11 @@ class Supervisor(ABC):
         """Return the job of an engine process that computes on a torch device; ``where`` are its other fields."""
         config = evolve(self.config, loading=evolve(self.config.loading, device=device))
         return EngineJob(encode_config(config), place.replica, self.loader, **where)
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """How each model is computed, by the first of its processes that is ready."""
+        return {place.replica.model: place.description for place in reversed(self.places) if place.has_loaded}
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, for ``/load`` and ``/metrics``."""

@@ -35,9 +35,9 @@ def merge_adapter(model: Any, adapter: AdapterFiles, optional_weights: Collectio
     updates = {rename(f"{module}.weight"): update for module, update in adapter.updates.items()}
     names = weights.keys() | updates.keys()
     unknown = [name for name in names - parameters.keys() if not name.startswith(HEAD)]
-    _require_none(unknown, adapter, f"updates what {type(model).__name__} does not have")
+    _require_none(unknown, adapter, f"updates modules that {type(model).__name__} does not have")
     missing = _missing_updates(model, adapter, tuple(optional_weights)) - names
-    _require_none(missing, adapter, f"has no tensors for what {type(model).__name__} has and its config names")
+    _require_none(missing, adapter, f"lacks tensors for modules of {type(model).__name__} that its config names")
     for name in sorted(names & parameters.keys()):
         owner, _, leaf = name.rpartition(".")
         module, old = model.get_submodule(owner), parameters[name]
@@ -75,7 +75,7 @@ def weight_delta(update: LowRankUpdate, module: nn.Module) -> Tensor:
     """
     classes = nn.Embedding if update.is_embedding else nn.Linear | Conv1D
     kind = "an embedding" if update.is_embedding else "a linear layer"
-    require(isinstance(module, classes), f"The adapter has an update of {kind} for a {type(module).__name__}.")
+    require(isinstance(module, classes), f"The adapter contains an update of {kind} for a {type(module).__name__}.")
     delta = torch.from_numpy(update.up) @ torch.from_numpy(update.down) * update.scale
     return delta if isinstance(module, nn.Linear) else delta.T
 

@@ -57,7 +57,7 @@ def load_checkpoint(
     ``ModelLoadError`` if any other weight is missing: transformers would initialise it at random.
     """
     if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
-        raise ModelLoadError(f"{folder.transformer_path} holds no weights.")
+        raise ModelLoadError(f"{folder.transformer_path} contains no weights.")
     if auto_class == "AutoModel":
         auto_class = ENCODER_CLASSES.get(folder.model_type, auto_class)
     if params.dtype == torch.float16 and folder.model_type in FLOAT16_OVERFLOWS:
@@ -196,7 +196,7 @@ def require_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     for name, tensor in tensors:
         is_float = tensor.is_floating_point() and tensor.itemsize > 1
         if is_float and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise ModelLoadError(f"{name} in {folder} has numbers that are not finite ({tensor.dtype}).")
+            raise ModelLoadError(f"{name} in {folder} contains infinities or NaN ({tensor.dtype}).")
 
 
 def _files(folder: Path, prefix: str) -> list[Path]:
@@ -206,7 +206,7 @@ def _files(folder: Path, prefix: str) -> list[Path]:
             return sorted({folder / shard for name, shard in shards.items() if name.startswith(prefix)})
         if (folder / stem).is_file():
             return [folder / stem]
-    raise ModelLoadError(f"{folder} holds no weights.")
+    raise ModelLoadError(f"{folder} contains no weights.")
 
 
 def replace_synchronisations(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import logging
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from trio_pool_serve.models.loading.converter import (
     GiveUp,
     LogLine,
     Reply,
+    Step,
     ToConversion,
 )
 from trio_pool_serve.models.loading.tokenizer_loading import import_transformers, load_tokenizer
@@ -27,6 +28,7 @@ from trio_pool_serve.processes.child_process import leave, run_as_child, send_to
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
 from trio_pool_serve.storage.model_cache import ModelCache
+from trio_pool_serve.telemetry.start_display import report_step, show_steps_with
 from trio_pool_serve.threads.offload import Offload
 
 if TYPE_CHECKING:
@@ -44,9 +46,12 @@ class _ToParent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a line."""
-        line = LogLine(record.levelno, record.name, sendable(self.format(record)))
-        with suppress(RuntimeError):  # in a thread that a library started
-            trio.from_thread.run(send_to_parent, self._channel, line)
+        _tell_parent(self._channel, partial(LogLine, record.levelno, record.name), self.format(record))
+
+
+def _tell_parent(channel: FramedStream[ToConversion], message_of: Callable[[str], Step | LogLine], text: str) -> None:
+    with suppress(RuntimeError):  # in a thread that a library started
+        trio.from_thread.run(send_to_parent, channel, message_of(sendable(text)))
 
 
 async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
@@ -55,6 +60,7 @@ async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
     Cancellation: at once; a thread that converts goes on.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ToParent(channel)])
+    show_steps_with(partial(_tell_parent, channel, Step))
     models: dict[int, Preparation] = {}
     async with trio.open_nursery() as nursery:
         while True:
@@ -96,25 +102,23 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
 
     Also writes its tokenizer to the cache, so that the process that serves the model need not make it.
     """
+    report_step("importing torch")
     import_transformers()
     # Imported here: this takes seconds, in which the process could not notice that its parent has ended.
-    from transformers.utils.logging import disable_progress_bar
-
     from trio_pool_serve.models.folder import read_model_folder
     from trio_pool_serve.models.loading.sample_prompts import sample_prompts
     from trio_pool_serve.models.loading.torch_loading import load_warm_runner
     from trio_pool_serve.runner.openvino.preparation import Preparation
 
-    if not sys.stderr.isatty():
-        disable_progress_bar()  # type: ignore[no-untyped-call]
     for name in job.imports:
         import_module(name)
     config = job.config
     folder = read_model_folder(Path(job.folder), config)
     if folder.kind.load != job.kind:  # it would be converted without its heads
         raise ModelLoadError(
-            f"The process that converts the model takes it for {folder.kind.load}, not {job.kind}: its kind "
-            f"must be registered where {job.imports[-1]} is imported. With --backend torch it is not converted."
+            f"The process that converts the model recognises it as {folder.kind.load}, "
+            f"not {job.kind}. Register its kind "
+            f"where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion."
         )
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
     return Preparation(

@@ -22,6 +22,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
+from trio_pool_serve.telemetry.start_display import report_step
 
 MODULE = "trio_pool_serve.models.loading.conversion_process"
 
@@ -65,6 +66,12 @@ class LogLine(Struct, frozen=True, tag=True):
     text: str
 
 
+class Step(Struct, frozen=True, tag=True):
+    """A step of loading or converting, to be shown."""
+
+    text: str
+
+
 class Reply(Struct, frozen=True, tag=True):
     """The model is loaded; or its conversion is written, with the record ``model``; or ``error`` says what failed.
 
@@ -78,7 +85,7 @@ class Reply(Struct, frozen=True, tag=True):
 
 
 ToConversion: TypeAlias = ConversionJob | Convert | GiveUp
-FromConversion: TypeAlias = LogLine | Reply
+FromConversion: TypeAlias = LogLine | Step | Reply
 
 
 class Converter(Protocol):
@@ -120,6 +127,7 @@ class ConverterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # ours may carry a table
                 pass_fds=[theirs.fileno()],
+                process_group=0,  # the terminal's Ctrl-C would print a traceback of a process that is still starting
             )
 
     def send(self, message: ToConversion) -> None:
@@ -144,7 +152,7 @@ class ConverterProcess:
         code = self.popen.wait()
         with _lock, suppress(ValueError):  # another thread may have removed it
             _running.remove(self)
-        how = f"was ended by signal {-code}" if code < 0 else f"left with status {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
         error_type = UnusableGraphError if -code in CRASHES else ModelLoadError
         raise error_type(f"The process that converts the model {how}.")
 
@@ -239,8 +247,11 @@ class ChildConverter:
                 if order is not self._job:
                     self._ask(self._job)
             process.send(order)
-            while isinstance(message := process.receive(), LogLine):
-                logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            while not isinstance(message := process.receive(), Reply):
+                if isinstance(message, Step):
+                    report_step(message.text)
+                else:
+                    logging.getLogger(message.logger).log(message.level, "%s", message.text)
             if message.errno:
                 raise OSError(message.errno, message.error)
             if message.refused:

@@ -30,7 +30,7 @@ PADDING_TOLERANCE = 0.02
 def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
     """Return the exported file of a model. Raises ``ModelLoadError`` if there is none; ``reason``: why not torch."""
     if (file := exported_file(folder.transformer_path, in_int8=dtype == "int8")) is None:
-        raise ModelLoadError(f"The model is not converted to {dtype} yet, and {reason}. {ways_out(folder)}")
+        raise ModelLoadError(f"The model has not been converted to {dtype} yet, and {reason}. {ways_out(folder)}")
     return file
 
 
@@ -51,7 +51,7 @@ class ExportedModel:
     def __attrs_post_init__(self) -> None:
         exported_heads, spec = self.folder.kind.exported_heads, self.folder.spec
         if exported_heads is None:
-            raise self._unusable(f"without torch there are no heads for {type(spec).__name__} models")
+            raise self._unusable(f"{type(spec).__name__} models require torch")
         try:
             heads = exported_heads(spec)
             exported = ExportedGraph.read(self.file, heads.output)
@@ -84,7 +84,7 @@ class ExportedModel:
             raise self._unusable(str(error)) from error
         assert isinstance(computed, CopiedBatch)  # noqa: S101  (on CPU)
         if not is_near(computed.rows[0][0], alone, PADDING_TOLERANCE):
-            raise self._unusable("its output is not finite, or depends on the padding behind a row")
+            raise self._unusable("its output contains infinities or NaN, or depends on padding")
         dimensions = len(np.asarray(alone)) if "Embed" in runner.model.heads else 0
         return replace(self._model, check=Check.of(short, alone), dimensions=dimensions)
 
@@ -100,6 +100,6 @@ class ExportedModel:
 def ways_out(folder: AnyModelFolder) -> str:
     """Return what the user can do if only torch can convert the model."""
     return (
-        "Either `pip install torch transformers`, or convert the model where they are installed, by "
-        f"`trio-pool-serve convert {folder.path}` with its weights for torch, and use that --cache-dir here."
+        "Run `pip install torch transformers`. Or, on a machine with these packages and the model's weights for torch, "
+        f"run `trio-pool-serve convert {folder.path}`, and use its --cache-dir here."
     )

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import define, field
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
-from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError
+from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError, install_extra
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
@@ -39,6 +39,7 @@ from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions, written
+from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Adapter, PoolingRequest, Runner
 
@@ -86,7 +87,7 @@ class CpuModel:
         try:
             converter = self.make_converter(self._job())
         except OSError as error:  # no processes or no memory
-            return self._by_torch(f"no process can be started that converts it: {error}")
+            return self._by_torch(f"the process that converts it cannot be started: {error}")
         return UnconvertedModel(partial(self._convert, converter))
 
     def _why_not_openvino(self) -> str:
@@ -120,7 +121,7 @@ class CpuModel:
                 *map(str, ("model with names of modules", folder.kind.load, dtype, longest, *settings)),
             )
         except OSError as error:
-            logger.warning("the converted model is not cached: %s", error)
+            logger.warning("the converted model cannot be cached: %s", error)
             return None
 
     @staticmethod
@@ -165,7 +166,7 @@ class CpuModel:
 
     def _job(self) -> ConversionJob:
         if self._dtype == "int8" and find_spec("nncf") is None:
-            raise ModelLoadError("--dtype int8 needs the extra [int8]: pip install trio-pool-serve[int8]")
+            raise ModelLoadError(f"--dtype int8 requires more packages. {install_extra('int8')}")
         kind, imports = self.folder.kind, [*imported_plugins, self.folder.kind.read.__module__]
         return ConversionJob(str(self.folder.path), self.config, imports, kind.load, not self.offload.is_serving)
 
@@ -184,7 +185,11 @@ class CpuModel:
         try:
             return self._runner_of(self.entry.path, model)
         except (RuntimeError, OSError, ValueError) as error:
-            logger.warning("the model in %s is converted anew: %s", self.entry.path, repr(error).splitlines()[0][:200])
+            logger.warning(
+                "the converted model in %s cannot be used, and is converted again: %s",
+                self.entry.path,
+                repr(error).splitlines()[0][:200],
+            )
             return None
 
     def _runner_of(self, folder: Path, model: ConvertedModel) -> Runner:
@@ -239,11 +244,12 @@ class CpuModel:
         with entry.locked():  # it takes seconds: once for each kind of machine, and only if it can be kept
             trial = entry.read(BatchesTrial)
             if trial is None and os.access(model.cache.folder, os.W_OK):
-                why = "other programs disturbed the trial of more"
+                why = "other programs disturbed the trial of more batches"
+                report_step("measuring how many batches at a time are best")
                 try:
                     trial = try_batches(measure, cores, offload.launch)
                 except Exception as error:  # the model is served without a trial
-                    why = f"the trial of more failed: {error!r:.200}"
+                    why = f"the trial of more batches failed: {error!r:.200}"
                 if trial is not None:
                     entry.put(lambda _: trial)
                 else:
@@ -267,7 +273,7 @@ class CpuModel:
         where = "" if model.processor == cpu_name() else f", on {model.processor}"
         in_float32 = f" in float32; {model.why_float32}" if model.why_float32 else ""
         if model.time_ratio is None:
-            return f"OpenVINO's speed was not tried{in_float32}"
+            return f"OpenVINO's speed was not measured{in_float32}"
         return f"OpenVINO takes {model.time_ratio:.2f} times as long{where}{in_float32}"
 
     @property

@@ -78,11 +78,11 @@ def embeds_format_of(folder: AnyModelFolder, embeds_width: int, *, enabled: bool
     ``embeds_width`` is the width of the runner's token embeddings, 0 if its forward pass takes none.
     """
     if not enabled:
-        return "This server takes no token embeddings: start it with --enable-prompt-embeds."
+        return "This server does not accept token embeddings; start it with --enable-prompt-embeds."
     if not folder.spec.supports_prompt_embeds:
-        return "This model needs token ids: token embeddings cannot replace them."
+        return "This model requires token ids, which token embeddings cannot replace."
     if not embeds_width:
-        return f"The forward pass of {folder.model_type} takes no token embeddings."
+        return f"{folder.model_type} models do not accept token embeddings."
     return EmbedsFormat(embeds_width, folder.max_model_len)
 
 
@@ -95,7 +95,7 @@ def read_image_processor(folder: Path, image_tokens: ImageTokens, *, default_cla
     settings = read_json(folder / "preprocessor_config.json")
     settings = settings or read_json(folder / "processor_config.json").get("image_processor") or {}
     if not settings:
-        raise ModelLoadError(f"{folder} holds no preprocessor_config.json, so images cannot be prepared.")
+        raise ModelLoadError(f"{folder} contains no preprocessor_config.json, so images cannot be prepared.")
     named = settings.get("image_processor_type") or settings.get("feature_extractor_type") or default_class
     class_name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
     if class_name not in SUPPORTED:

@@ -21,6 +21,7 @@ from trio_pool_serve.models.loading.tokenizer_loading import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, usable_cores
+from trio_pool_serve.telemetry.start_display import report_phase, report_step
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner
 
@@ -46,8 +47,9 @@ def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload,
     """
     if missing := missing_libraries():
         raise ModelLoadError(
-            f"Only torch can compute this model here ({why_torch}), and {missing}: pip install torch transformers."
+            f"Only torch can compute this model here ({why_torch}), but {missing}. Run pip install torch transformers."
         )
+    report_step("importing torch")
     import_transformers()
     from trio_pool_serve.models.loading.torch_loading import load_runner
 
@@ -81,6 +83,7 @@ class LocalRunners:
     def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
         """Load a model as ``load_model``."""
         logger.info("loading %s", source.name)
+        report_phase(f"Loading {source.name}")
         if self._unused_cores is not None and (torch := sys.modules.get("torch")) is not None:
             # Threads that start later inherit what a launch thread has set for its batch.
             torch.set_num_threads(usable_cores())

@@ -52,7 +52,7 @@ def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
         raise ModelLoadError("The transformer is not followed by a Pooling module.")
     pooling = pooling_modes(modules[0].config)
     if unknown := [name for name in pooling if name not in POOLING_TYPES]:
-        raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; known are {', '.join(POOLING_TYPES)}.")
+        raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; accepted: {', '.join(POOLING_TYPES)}.")
     return load_output_modules(modules[1:], device, pooling=pooling)
 
 

@@ -171,7 +171,7 @@ def _of_file(folder: AnyModelFolder) -> Tokenizer:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if (last := max(backend.get_vocab().values(), default=0)) >= folder.vocab_size:
         raise ModelLoadError(
-            f"{path} has tokens up to id {last}, but the model's table only those below {folder.vocab_size}."
+            f"{path} contains tokens up to id {last}, but the model's last token is {folder.vocab_size - 1}."
         )
     direction = (backend.truncation or {}).get("direction", "right")
     special_ids = frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
@@ -301,7 +301,7 @@ def read_tokenizer(folder: AnyModelFolder, *, trust_remote_code: bool) -> tuple[
     except Exception as error:  # the library has no narrower type
         fault = f"its files cannot be read: {error}"
     raise ModelLoadError(
-        f"The tokenizer of {own} cannot be loaded without transformers: {fault}. Install it: pip install transformers"
+        f"The tokenizer of {own} cannot be loaded without transformers: {fault}. Run pip install transformers"
     )
 
 

@@ -21,6 +21,7 @@ from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.threads.offload import Offload
 
 OUTPUT_BYTES = 2**30
@@ -62,6 +63,7 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         max_tokens=folder.max_model_len,
     )
+    report_step("loading the weights")
     loaded = resolve_name(folder.kind.load)(folder, params)
     copier = OutputCopier(device, offload) if device.type != "cpu" else None
     runner = TransformerRunner(loaded, params, _default_batch_tokens(loaded, params), copier)

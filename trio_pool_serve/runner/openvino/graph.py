@@ -29,8 +29,8 @@ from trio_pool_serve.runner.heads.sparse import LatentHead, LexicalHead, SparseL
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
 from trio_pool_serve.runner.openvino import heads
 from trio_pool_serve.runner.openvino.adapted_graph import count_nodes
-from trio_pool_serve.runner.progress import with_progress_bar
 from trio_pool_serve.runner.transformer_masks import traceable_masks
+from trio_pool_serve.telemetry.start_display import report_items
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 # It would set the root logger's level during a conversion, and drop messages of other threads.
@@ -254,14 +254,14 @@ def quiet() -> Iterator[None]:
 
 @frozen(eq=False)
 class _Samples:
-    """The inputs of rows, each a batch by itself. Each iteration shows a progress bar."""
+    """The inputs of rows, each a batch by itself. Each iteration reports its steps."""
 
     prompts: Sequence[RenderedPrompt]
     names: Sequence[str]
     pad_token_id: int
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for prompt in with_progress_bar(self.prompts, "Quantising"):
+        for prompt in report_items(self.prompts, "quantising to int8"):
             yield Rows([PoolingRequest(prompt)], self.pad_token_id).arrays(self.names)
 
     def __len__(self) -> int:

@@ -37,6 +37,7 @@ from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.programs import PRECISIONS, CompileParams, write_graph
 from trio_pool_serve.runner.openvino.trial import try_speed
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -107,6 +108,7 @@ class Preparation:
         """Do nothing: it holds memory only."""
 
     def _convert(self, folder: Path) -> ConvertedModel:
+        report_step("converting for OpenVINO")
         loaded = in_float32(self.by_torch.loaded)
         self._exact = evolve(self.by_torch, loaded=loaded, compute=loaded.backbone)
         self._traced = Traced(loaded)
@@ -179,11 +181,12 @@ class Preparation:
             self._model = replace(self._describe(), origin=f"not from {name}: {_reason(error)}")
         else:
             self._model = replace(self._model, origin=f"from {name}")
-        logger.info("the model is converted %s", self._model.origin)
+        logger.info("the model was converted %s", self._model.origin)
         return self._model.origin == f"from {name}"
 
     def _compare(self, graph: ov.Model, folder: Path) -> None:
         """Write the graph. Raises ``UnusableGraphError`` if its output is not near the model's in float32."""
+        report_step("comparing OpenVINO with torch")
         write_graph(graph, folder / GRAPH)
         batches = all_batches(self.by_torch.loaded.backbone, self.by_torch.params.max_tokens, self._marker)
         cosine = self._cosine(folder, batches)
@@ -227,12 +230,13 @@ class Preparation:
         if not found.mean() >= MIN_INT8_COSINE:
             raise UnusableGraphError(
                 f"in int8 the model's output differs too much from float32: cosine {found.mean():.4f} on average, "
-                f"where {MIN_INT8_COSINE} is the least"
+                f"the minimum is {MIN_INT8_COSINE}"
             )
         self._model = replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
 
     def _time(self, runner: OpenVinoRunner) -> None:
         """Note the result of a trial of speed; an unreliable one does not count against bfloat16."""
+        report_step("measuring OpenVINO and torch")
         trial = try_speed(
             runner.launch,
             self.by_torch.launch,

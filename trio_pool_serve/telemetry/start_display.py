@@ -1,0 +1,100 @@
+"""What a server does while it starts, as a line at the bottom of a terminal.
+
+The code that loads models reports its steps. Without a display, as in a process without a terminal, that does nothing.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Variable with which huggingface_hub and transformers print no progress bars, in child processes either."""
+
+_phase = ""
+_show: Callable[[str], object] | None = None
+_end: Callable[[], object] | None = None
+"""Set while the line is on the terminal of this process."""
+
+
+def report_phase(phase: str) -> None:
+    """Show a phase, such as the loading of one model."""
+    global _phase
+    _phase = phase
+    report_step("")
+
+
+def report_step(step: str) -> None:
+    """Show a step of the current phase."""
+    if _show is not None:
+        _show(": ".join(filter(None, (_phase, step))))
+
+
+def report_items(items: Sequence[Item], step: str) -> Iterator[Item]:
+    """Yield ``items``, and show the number of the current one as a step."""
+    for number, item in enumerate(items, 1):
+        report_step(f"{step}, {number} of {len(items)}")
+        yield item
+
+
+def download_bar(step: str) -> type[Any] | None:
+    """Return the class of a bar for huggingface_hub that reports bytes of a step; ``None`` if nothing shows them."""
+    if _show is None:
+        return None
+    from tqdm import tqdm  # type: ignore[import-untyped]  # imported here: only a download needs it
+
+    class Reported(tqdm):  # type: ignore[misc]
+        def display(self, *_: object, **__: object) -> bool:
+            if self.unit == "B" and self.total:
+                report_step(f"{step}, {self.format_sizeof(self.n)}B of {self.format_sizeof(self.total)}B")
+            return True
+
+        def close(self) -> None:
+            """Print no line break either."""
+
+    return Reported
+
+
+def show_steps_with(show: Callable[[str], object]) -> None:
+    """Call ``show`` with each phase and step of this process from now on. Libraries print no progress bars then."""
+    global _show
+    os.environ.update(NO_BARS)
+    _show = show
+
+
+def begin_display(phase: str) -> None:
+    """Show a line on standard error, a terminal, until ``end_display``: a spinner, the phase, the time so far."""
+    global _end
+    # Imported here: 50 ms, for terminals only.
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    from trio_pool_serve.telemetry.terminal import CONSOLE
+
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
+    line = Progress(*columns, console=CONSOLE, transient=True, redirect_stdout=False, redirect_stderr=False)
+    task = line.add_task("")
+    show_steps_with(lambda step: line.update(task, description=step))
+    report_phase(phase)
+    line.start()
+    _end = line.stop
+
+
+def is_displayed() -> bool:
+    """Return whether the line is on the terminal of this process."""
+    return _end is not None
+
+
+def clear_display() -> bytes:
+    """Return what removes the line if the process ends at once, in the middle of anything."""
+    return b"\r\x1b[2K" if is_displayed() else b""
+
+
+def end_display() -> None:
+    """Remove the line. Does nothing if there is none, so that whoever prints next may call it."""
+    global _show, _end
+    end, _show, _end = _end, None, None
+    if end is not None:
+        end()

@@ -1,0 +1,45 @@
+"""A terminal on standard error: its console, and the log lines on it. Imported only where there is a terminal."""
+
+import logging
+
+from rich.console import Console
+from rich.control import Control
+from rich.logging import RichHandler
+from rich.segment import ControlType
+
+from trio_pool_serve.telemetry.start_display import end_display, is_displayed, report_step
+
+
+class TerminalConsole(Console):
+    """Standard error, whose cursor is never hidden: a process that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:  # noqa: FBT001, FBT002  (rich's signature)
+        """Leave the cursor as it is."""
+        return show
+
+
+CONSOLE = TerminalConsole(stderr=True)
+
+CLEAR_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+"""The line may be the display of the parent, which is written again."""
+
+
+class TerminalHandler(RichHandler):
+    """Writes log lines. While a start is displayed, lines of level INFO are its steps, except for debugging."""
+
+    def __init__(self) -> None:
+        super().__init__(console=CONSOLE, show_path=False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        if not is_displayed():
+            self.console.control(CLEAR_LINE)
+        elif record.levelno == logging.INFO and not logging.getLogger().isEnabledFor(logging.DEBUG):
+            report_step(record.getMessage())
+            return
+        super().emit(record)
+
+    def close(self) -> None:
+        """Remove the display: the process ends."""
+        end_display()
+        super().close()
