@@ -18,7 +18,8 @@ def with_absolute_links(page: str, environment: Mapping[str, str]) -> str:
         return page
     address = f"{environment['GITHUB_SERVER_URL']}/{repository}"
     page = re.sub(r"(!\[[^\]]*\]\()(?!\w+:)", rf"\1{address}/raw/{tag}/", page)
-    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!\w+:|#)", rf"\1{address}/blob/{tag}/", page)
+    page = re.sub(r"((?<!!)\[[^\]]*\]\()(?=#)", rf"\1{address}/blob/{tag}/README.md", page)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!\w+:)", rf"\1{address}/blob/{tag}/", page)
 
 
 if __name__ == "__main__":

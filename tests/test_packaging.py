@@ -149,11 +149,12 @@ def test_all_that_is_installed_has_an_exact_version():
 def test_the_readme_of_a_release_links_to_the_repository():
     """The package index shows it without the files beside it."""
     absolute = runpy.run_path(str(ROOT / "scripts" / "readme_links.py"))["with_absolute_links"]
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "README.md").read_text() + "[limits](#limits)\n"
     environment = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "us/it", "GITHUB_REF_NAME": "v1"}
     links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", absolute(page, environment))
     assert ("!", "https://host/us/it/raw/v1/docs/pictures/peers.svg") in links
     assert ("", "https://host/us/it/blob/v1/docs/README.md") in links
+    assert links[-1] == ("", "https://host/us/it/blob/v1/README.md#limits")
     assert [link for _, link in links if "://" not in link] == []
     assert absolute(page, {}) == page
 
