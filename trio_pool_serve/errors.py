@@ -362,6 +362,11 @@ def related_errors(error: BaseException, *, hidden: bool = False) -> Iterator[Ba
             pending += filter(None, (*members, each.__cause__, context))
 
 
+def install_extra(name: str) -> str:
+    """Return a sentence that says how to install an extra, from the index or from a clone."""
+    return f"Install the extra `{name}`: pip install 'trio-pool-serve[{name}]', or in a clone: pip install '.[{name}]'."
+
+
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
     """Return a copy of an error that names the part of the request at fault, as JSON errors do.
 

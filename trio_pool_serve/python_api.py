@@ -163,8 +163,8 @@ class AsyncModel:
         inputs = {name: _strings(name, side) for name, side in sides.items()}
         (first, queries), (second, documents) = inputs.items()
         if len(queries) not in (1, len(documents)):
-            numbers = f"{first} has {len(queries)} texts and {second} has {len(documents)}"
-            raise InvalidRequestError(f"{numbers}: {first} must have one, or as many.", param=first)
+            numbers = f"{first} contains {len(queries)} texts and {second} {len(documents)}"
+            raise InvalidRequestError(f"{numbers}; {first} must contain one text or as many as {second}.", param=first)
         params, model, scores = _input_params(options), self.service.model(), np.empty(len(documents), np.float32)
         model.require("score")
         new_job = partial(ScoreJob, input_params=params, activation=activation, priority=options.get("priority", 0))
@@ -243,7 +243,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     """Raise ``TypeError`` for an unknown argument, and ``InvalidRequestError`` for a wrong value."""
     for name, value in arguments.items():
         if name not in ACCEPTED:
-            raise TypeError(f"There is no option {name!r}. The options are: {', '.join(Options.__annotations__)}.")
+            raise TypeError(f"Unknown option {name!r}; accepted: {', '.join(Options.__annotations__)}.")
         try:
             msgspec.convert(value, ACCEPTED[name])
         except msgspec.ValidationError:
@@ -260,11 +260,11 @@ def _input_params(options: Options) -> InputParams:
 
 def _strings(name: str, texts: Texts) -> list[str]:
     if isinstance(texts, str) or not isinstance(texts, Iterable):
-        raise TypeError(f"{name} is of type {type(texts).__name__}: pass a list of strings.")
+        raise TypeError(f"{name} must be a list of strings, not of type {type(texts).__name__}.")
     strings = list(texts)
     for index, text in enumerate(strings):
         if not isinstance(text, str):
-            raise TypeError(f"{_place(name, index)} is of type {type(text).__name__}, not str.")
+            raise TypeError(f"{_place(name, index)} must be a string, not of type {type(text).__name__}.")
     return strings
 
 
