@@ -204,9 +204,9 @@ WRONG = {
     "a port that is no number": (["m", "--port", "http"], "--port"),
     "a negative port": (["m", "--port", "-1"], "port"),
     "a port past the last": (["m", "--port", "70000"], "port"),
-    "no body at all": (["m", "--max-body-bytes", "0"], "--max-body-bytes: must be more than 0, not 0"),
+    "no body at all": (["m", "--max-body-bytes", "0"], "--max-body-bytes must be more than 0, not 0"),
     "an unknown type": (["m", "--dtype", "int3"], "--dtype"),
-    "no time at all": (["m", "--request-timeout-s", "0"], "--request-timeout-s: must be more than 0"),
+    "no time at all": (["m", "--request-timeout-s", "0"], "--request-timeout-s must be more than 0"),
     "an empty name": (["m", "--served-model-name", ""], "--served-model-name: "),
     "a name that is empty": (["m", "--served-model-name", "a,"], "--served-model-name: "),
     "an unknown pooling": (["m", "--pooling", "median"], "--pooling"),
@@ -217,23 +217,26 @@ WRONG = {
     "a path that is too long for a Unix socket": (["m", "--host", f"unix:/{'x' * 107}"], "1 to 107 bytes, not 108"),
     "only any other name": (["m", "--served-model-name", "*"], "stands for all other names"),
     "two models of any name": (["m", "--served-model-name", "a,*,*"], "same name"),
-    "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "exclude each other"),
+    "two default prompts": (["m", "--default-prompt", "a", "--default-prompt-name", "b"], "not both"),
     "no number of replicas": (["m", "--replicas", "0"], "--replicas: `0` is not a number, a range such as 1..8, or"),
     "replicas that are no range": (["m", "--engine", "ray", "--replicas", "1-8"], "`1-8` is not a number, a range"),
     "no number of replicas per GPU": (["m", "--replicas", "/gpu"], "a number per GPU such as 2/gpu"),
     "a range of replicas on this machine": (["m", "--engine", "process", "--replicas", "1..8"], "--engine ray"),
-    "a range from above": (["m", "--engine", "ray", "--replicas", "8..1"], "begins with the larger number"),
+    "a range from above": (["m", "--engine", "ray", "--replicas", "8..1"], "write the smaller number first"),
     "replicas on each GPU by Ray": (["m", "--engine", "ray", "--replicas", "2/gpu"], "--gpus-per-replica"),
-    "more than one GPU": (["m", "--gpus-per-replica", "2"], "--gpus-per-replica: must be at most 1"),
+    "more than one GPU": (["m", "--gpus-per-replica", "2"], "--gpus-per-replica must be from 0 to 1"),
     "no template": (["m", "--chat-template", ""], "--chat-template: `` is not a file or a template"),
-    "settings for pooling that are no JSON": (["m", "--pooler-config", "CLS"], "--pooler-config is not understood"),
+    "settings for pooling that are no JSON": (
+        ["m", "--pooler-config", "CLS"],
+        "--pooler-config: `CLS` is not a JSON object",
+    ),
     "settings for pooling that differ": (["m", "--pooler-config", '{"task": "embed"}', "--task", "score"], "--task"),
     "two models of one name": (["a=x", "a=y"], "same name"),
     "one name for two models": (["a", "b", "--served-model-name", "n"], "NAME=MODEL"),
     "models that change in engine processes": (["m", "--engine", "process", "--idle-unload-s", "9"], "--idle-unload-s"),
     "models that change for API workers": (["m", "--api-workers", "2", "--max-loaded-models", "1"], "--engine local"),
-    "models that change on hosts": (["m", "--engine-hosts", "a:1", "--model-api"], "--model-api is for"),
-    "models that change by Ray": (["m", "--engine", "ray", "--model-api"], "--model-api is for"),
+    "models that change on hosts": (["m", "--engine-hosts", "a:1", "--model-api"], "--model-api requires"),
+    "models that change by Ray": (["m", "--engine", "ray", "--model-api"], "--model-api requires"),
     "API workers without engine processes": (["m", "--engine", "local", "--api-workers", "2"], "--api-workers"),
     "a file that is not there": (["m", "--config", "/nowhere.toml"], "nowhere.toml"),
 }
@@ -255,7 +258,7 @@ def test_the_command_blames_a_wrong_setting_by_name(arguments, blamed, capfd, mo
 def test_an_unknown_key_in_the_file_is_an_error(tmp_path):
     toml = tmp_path / "settings.toml"
     toml.write_text("prot = 8000\n")
-    with pytest.raises(CycloptsError, match="prot"):
+    with pytest.raises(ValueError, match="prot is not a setting; did you mean port"):
         read_config(["m", "--config", str(toml)])
 
 
@@ -267,7 +270,7 @@ def test_replicas_may_be_counted_by_gpu_where_there_are_gpus():
     config = read_config(["m", "--device", "cuda", "--replicas", "2/gpu"])
     assert (config.processes.replicas_per_gpu, config.processes.replica_range) == (2, None)
     check_references(config)
-    with pytest.raises(ValueError, match=r"^--replicas 2/gpu needs a GPU; on CPU give a number, such as 2\.$"):
+    with pytest.raises(ValueError, match=r"^--replicas 2/gpu requires a GPU\. On CPU, give a number, such as 2\.$"):
         check_references(read_config(["m", "--device", "cpu", "--replicas", "2/gpu"]))
 
 

@@ -17,6 +17,7 @@ from cyclopts import CycloptsError
 
 from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
+from trio_pool_serve.command_line.usage_errors import usage_message
 from trio_pool_serve.config import Config, NoModelError, import_plugins
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -69,7 +70,7 @@ try:
     import_plugins(_config)
     check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
-    _exit(str(error))
+    _exit(usage_message(error))
 if not _config.processes.computes_here:
     forbid_torch()
 configure_logging(_config.logging)

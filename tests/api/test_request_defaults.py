@@ -131,7 +131,7 @@ def test_a_default_prompt_that_the_model_does_not_have_and_names_that_are_the_sa
 ):
     with pytest.raises(ModelLoadError, match="this model's prompt templates are: one, two"):
         read_model_folder(prompted_folder, ModelConfig(default_prompt_name="three"))
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="not both"):
         ModelConfig(default_prompt_name="one", default_prompt="w1 ")
     with pytest.raises(ValueError, match="the same name"):
         Config(models=("m",), loading=ModelConfig(served_model_name="a,a"))

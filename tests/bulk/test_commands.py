@@ -178,12 +178,12 @@ async def test_shards_together_have_every_row_once(tmp_path, model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": TaskOptions(task="embed", columns=("text",), dimensions=4)}, "--dimensions is 4, where it was None"),
-        ({"limit": 3}, "--limit is 3, where it was None"),
+        ({"task": TaskOptions(task="embed", columns=("text",), dimensions=4)}, "--dimensions is 4, but was None"),
+        ({"limit": 3}, "--limit is 3, but was None"),
         ({"input": b"other\n"}, "rows.jsonl has 6 bytes"),
         ({"model": "other"}, "the digest of the model's settings and weights"),
-        ({"own": evolve(OWN, max_batch_tokens=128)}, "tokens in a batch is '128', where it was '2048'"),
-        ({"own": evolve(OWN, max_model_len=8)}, "tokens in a text is '8', where it was"),
+        ({"own": evolve(OWN, max_batch_tokens=128)}, "tokens in a batch is '128', but was '2048'"),
+        ({"own": evolve(OWN, max_model_len=8)}, "tokens in a text is '8', but was"),
     ],
     ids=["argument", "limit", "input", "model", "budget of batches", "length of texts"],
 )
@@ -211,7 +211,7 @@ async def test_another_format_of_the_same_input_is_another_run(tmp_path, model, 
     rows.write_text("text\na text, with a comma\n")
     assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
     assert await run(rows, out, EMBED, model=model) == 1
-    assert "--input-format is 'csv', where it was 'tsv'" in capsys.readouterr().err
+    assert "--input-format is 'csv', but was 'tsv'" in capsys.readouterr().err
     assert await run(rows, out, EMBED, model=model, input_format="tsv") == 0
 
 
@@ -238,7 +238,7 @@ async def test_rows_of_a_file_that_was_changed_since_its_scan_are_not_computed(t
 
     monkeypatch.setattr(input_table.InputTable, "scan", changing)
     assert await run(rows, tmp_path / "out.jsonl", EMBED, model=model, limit=2) == 1
-    assert "was changed while it was being read" in capsys.readouterr().err
+    assert "was changed while it was read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ async def test_a_run_ends_with_the_first_row_that_fails_and_goes_on_with_another
     ("name", "changed", "message"),
     [
         ("out.jsonl", None, "has been deleted"),
-        ("out.jsonl", "out.jsonl", "bytes, where"),
+        ("out.jsonl", "out.jsonl", "bytes were written"),
         ("out.parquet", None, "has been deleted"),
-        ("out.parquet", "out.parquet/part-00001.parquet", "bytes, where"),
-        ("out.parquet", "out.parquet/part-99999.parquet", "is new"),
+        ("out.parquet", "out.parquet/part-00001.parquet", "bytes were written"),
+        ("out.parquet", "out.parquet/part-99999.parquet", "was added"),
     ],
     ids=["file deleted", "lines appended", "part deleted", "part appended to", "part added"],
 )
@@ -294,7 +294,7 @@ async def test_a_complete_output_is_not_computed_again_and_one_that_was_changed_
     assert await run(rows, out, EMBED, model=model, rows_per_file=3) == 1
     error = capsys.readouterr().err
     assert message in error
-    assert "--overwrite begins again" in error
+    assert "To start again, use --overwrite" in error
     assert content_of(out) == before
 
 
@@ -324,4 +324,4 @@ def test_options_that_do_not_go_together_are_one_line(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, *command], cwd=tmp_path, check=False, capture_output=True, env=env)
     assert ran.returncode == 2
-    assert ran.stderr.decode().splitlines() == ["trio-pool-serve: --shard 9/3: there are 3 shards, numbered from 1."]
+    assert ran.stderr.decode().splitlines() == ["trio-pool-serve: --shard 9/3: shards are numbered from 1 to 3."]

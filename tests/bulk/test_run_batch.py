@@ -81,7 +81,7 @@ async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model
 
 @pytest.mark.parametrize(
     ("lines", "name", "message"),
-    [(4, "m", "in.jsonl has"), (3, "n", "--served-model-name is 'n', where it was 'm'")],
+    [(4, "m", "in.jsonl has"), (3, "n", "--served-model-name is 'n', but was 'm'")],
     ids=["input", "name"],
 )
 async def test_a_complete_run_says_so_and_one_of_something_else_says_what_has_changed(
@@ -108,7 +108,7 @@ async def test_files_that_are_not_of_a_run_are_not_touched(tmp_path, model, caps
     source, target = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     target.write_text("precious")
     assert await run(source, target, model) == 1
-    assert "--overwrite removes it" in capsys.readouterr().err
+    assert "To replace it, use --overwrite" in capsys.readouterr().err
     assert target.read_text() == "precious"
     for url in ("http://", "https://[x/y"):
         assert await run(url, target, model) == 1
@@ -137,7 +137,7 @@ async def test_an_input_that_changes_during_the_run_ends_it(tmp_path, model, cap
     with monkeypatch.context() as patched:
         patched.setattr(module.Journal, "commit", changing)
         assert await run(source, target, model) == 1
-    assert "was changed while it was being read" in capsys.readouterr().err
+    assert "was changed while it was read" in capsys.readouterr().err
 
 
 async def test_a_missing_input_and_an_empty_one(tmp_path, model, capsys):

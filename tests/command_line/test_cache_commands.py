@@ -44,21 +44,21 @@ def test_the_list_has_lines_with_tabs_and_a_total_beside(names, tmp_path, capsys
     assert [line.split("\t") for line in shown.out.splitlines()] == [
         [name, "backbone in int8", "1.5 MB", f"2026-01-0{5 - n} 12:34", made_with] for n, name in enumerate(names)
     ]
-    assert shown.err == f"2 in {tmp_path}, 3.0 MB in total\n"
+    assert shown.err == f"2 entries in {tmp_path}, 3.0 MB in total\n"
     (tmp_path / names[1] / "record.json").write_text("{}")  # which no start would read
     run("list", cache=tmp_path)
-    assert f"{names[1]}\tof another version, not used\t1.5 MB\t" in capsys.readouterr().out
+    assert f"{names[1]}\tfrom another version, not used\t1.5 MB\t" in capsys.readouterr().out
 
 
 def test_the_directory_is_found_as_by_serve(names, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     make_app()(["cache", "list"], result_action="return_value")
-    assert capsys.readouterr().err == f"0 in {tmp_path}/xdg/trio_pool_serve, 0.0 MB in total\n"
+    assert capsys.readouterr().err == f"0 entries in {tmp_path}/xdg/trio_pool_serve, 0.0 MB in total\n"
     monkeypatch.setenv("TRIO_POOL_SERVE_CACHE_DIR", str(tmp_path))
     make_app()(["cache", "list"], result_action="return_value")
-    assert capsys.readouterr().err.startswith(f"2 in {tmp_path}, ")
+    assert capsys.readouterr().err.startswith(f"2 entries in {tmp_path}, ")
     for command in (["list"], ["remove", "--all"]):
-        with pytest.raises(ValueError, match=r"Nothing is cached without a directory: give one with --cache-dir\."):
+        with pytest.raises(ValueError, match=r"--cache-dir is empty: name the directory of the cache\."):
             make_app()(["cache", *command, "--cache-dir", ""], result_action="return_value")
 
 
@@ -81,8 +81,10 @@ def test_named_entries_or_all_are_removed_and_nothing_else(names, tmp_path, caps
 def test_what_is_not_named_right_removes_nothing(wrong, names, tmp_path):
     (tmp_path / "notes").mkdir()
     given = [*wrong, names[0]] if wrong else []
-    message = f"has no {wrong[0]}" if wrong and wrong != ["--all"] else "Name the models to remove .* or use --all"
-    with pytest.raises(ValueError, match=rf"{message}\. There are: {names[0]}, {names[1]}\."):
+    message = (
+        f"does not contain {wrong[0]}" if wrong and wrong != ["--all"] else "Name the models to remove .* or use --all"
+    )
+    with pytest.raises(ValueError, match=rf"{message}\. It contains: {names[0]}, {names[1]}\."):
         run("remove", *given, cache=tmp_path)
     assert len(ModelCache(tmp_path).entries()) == 2
 
@@ -91,7 +93,7 @@ def test_an_entry_that_is_locked_stays_which_is_said(names, tmp_path, capsys):
     with ModelCache(tmp_path).entry("minilm", "key", "minilm").locked():
         assert run("remove", "--all", cache=tmp_path) == 1
     shown = capsys.readouterr()
-    assert shown.err == f"{names[0]} is in use, and was not removed: a process is converting or reading it\n"
+    assert shown.err == f"{names[0]} was not removed: a process is converting or reading it\n"
     assert shown.out == f"removed {names[1]}, 1.5 MB\n"
     assert [entry.name for entry in ModelCache(tmp_path).entries()] == names[:1]
 
@@ -106,4 +108,4 @@ def test_a_terminal_shows_columns_whose_names_can_be_copied(names, tmp_path):
     os.close(ours)
     assert heading == ["name", "what", "size", "last", "used", "made", "with"]
     assert [row[0] for row in rows if row[0] in names] == names  # in 80 columns, where other cells are folded
-    assert b"2 in " in done.stderr
+    assert b"2 entries in " in done.stderr

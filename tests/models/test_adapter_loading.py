@@ -222,7 +222,7 @@ def test_an_adapter_whose_base_is_not_known_is_refused(tmp_path: Path, monkeypat
     write_adapter(tmp_path / "adapter", base_model_name_or_path="no/such-model")
     with pytest.raises(ModelLoadError, match=r"base of the adapter .* not found; set --adapter-base\. no/such-model"):
         locate_model(adapter)
-    with pytest.raises(ModelLoadError, match=r"--adapter-base is for LoRA adapters .* has no adapter_config\.json"):
+    with pytest.raises(ModelLoadError, match=r"--adapter-base requires .* contains no adapter_config\.json"):
         locate_model(str(tmp_path), ModelConfig(adapter_base="base"))
 
 
@@ -234,16 +234,20 @@ def test_an_adapter_whose_base_is_not_known_is_refused(tmp_path: Path, monkeypat
             {},
             rf"{QUERY}.weight is \[32, 32\] in the model, but \[48, 32\] in the adapter",
         ),
-        (factors("layers.0.q_proj"), {}, "updates what BertModel does not have: layers.0.q_proj.weight. Its base is"),
+        (
+            factors("layers.0.q_proj"),
+            {},
+            "updates modules that BertModel does not have: layers.0.q_proj.weight. Its base is",
+        ),
         (
             factors(QUERY, size=32, out=32),
             {"target_modules": ["query"]},
-            "no tensors for what BertModel has and its config names: encoder.layer.1.attention.self.query.weight",
+            "lacks tensors for modules of BertModel that its config names: encoder.layer.1.attention.self.query.weight",
         ),
         (
             factors(QUERY, size=32, out=32),
             {"modules_to_save": ["pooler"]},
-            "no tensors for what BertModel has and its config names: pooler.dense.bias, pooler.dense.weight",
+            "lacks tensors for modules of BertModel that its config names: pooler.dense.bias, pooler.dense.weight",
         ),
         (factors("embeddings.LayerNorm", size=32, out=32), {}, "an update of a linear layer for a LayerNorm"),
         (factors("embeddings.word_embeddings"), {}, "an update of a linear layer for a Embedding"),

@@ -136,7 +136,7 @@ def test_a_model_is_loaded_again_if_the_process_has_died_of_another(
 
 def test_a_model_of_a_kind_that_the_process_does_not_know_is_not_converted_as_another(model: Path):
     job = job_of(model, imports=["json"], kind="plugin:load")
-    with pytest.raises(ModelLoadError, match=r"takes it for .*embedding.*, not plugin:load: .* where json is imported"):
+    with pytest.raises(ModelLoadError, match=r"recognises it as .*embedding.*, not plugin:load.* json is imported"):
         load_to_convert(job)
 
 
@@ -219,6 +219,6 @@ async def test_a_later_model_s_error_is_found_before_the_first_is_converted(mode
     config = Config(
         models=(f"good={model}", f"broken={broken}"), loading=loading, processes=ProcessesConfig(engine="local")
     )
-    with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* has numbers that are not finite"):
+    with pytest.raises(ModelLoadError, match=r"pooler\.dense\.weight in .* contains infinities or NaN"):
         await Service(config).run()
     assert list(cache.rglob("model.xml")) == []

@@ -105,11 +105,11 @@ def test_models_that_look_at_the_tokens_themselves_say_that_they_do(tmp_path: Pa
     ours = ServedModel(write(tmp_path / "model"))
     asked = embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True)
     assert isinstance(asked, str)
-    assert "needs token ids" in asked
+    assert "requires token ids" in asked
 
 
 def test_a_forward_pass_without_such_an_argument_says_so(minilm: Path):
     ours = ServedModel(minilm)
     assert embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True) == EmbedsFormat(384, 256)
-    assert "takes no token embeddings" in str(embeds_format_of(ours.folder, 0, enabled=True))
+    assert "not accept token embeddings" in str(embeds_format_of(ours.folder, 0, enabled=True))
     assert "--enable-prompt-embeds" in str(embeds_format_of(ours.folder, 384, enabled=False))

@@ -132,7 +132,7 @@ async def test_an_exported_file_gives_what_torch_gives_with_and_without_weights_
     (folder / "model.safetensors").unlink()
     alone = ServedModel(folder, settings=EXACT)
     assert alone.runner.describe().endswith(f"by OpenVINO from {file}, not compared with torch")
-    assert "as the folder has no weights for torch" in caplog.text
+    assert "as the folder contains no weights for torch" in caplog.text
     assert alone.runner.dimensions == compared.runner.dimensions
     await assert_same(alone, by_torch, *kinds)
 
@@ -154,7 +154,7 @@ def test_without_weights_for_torch_modules_that_only_torch_computes_are_refused(
     folder = write(tmp_path / "model")
     export(folder, OPENVINO)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"without torch there is no (WeightedLayerPooling|Pooling, Dense)"):
+    with pytest.raises(ModelLoadError, match=r"(Pooling|Dense) .*requires torch"):
         ServedModel(folder, settings=EXACT)
 
 
@@ -192,7 +192,11 @@ def test_a_file_that_does_not_agree_is_not_taken_and_the_log_says_why(
     ("write", "options", "reason"),
     [
         (partial(write_family, name="xlm-roberta"), {"more": ""}, "without torch there is no Pooling . Dense"),
-        (partial(write_family, name="bert"), {"reads_mask": False}, "its output is not finite, or depends on the padd"),
+        (
+            partial(write_family, name="bert"),
+            {"reads_mask": False},
+            ("its output contains infinities or NaN, or depends on padd"),
+        ),
         (partial(write_classifier, name="distilbert", num_labels=3), {"more": ""}, "it has no output logits"),
     ],
     keep=[],
@@ -212,7 +216,7 @@ def test_int8_without_its_extra_is_refused_before_anything_is_loaded(tmp_path: P
     monkeypatch.setitem(sys.modules, "nncf", None)
     folder = write_family(tmp_path / "bert", "bert")
     (folder / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelLoadError, match=r"needs the extra \[int8\]: pip install trio-pool-serve\[int8\]"):
+    with pytest.raises(ModelLoadError, match=r"Install the extra `int8`: pip install 'trio-pool-serve\[int8\]'"):
         ServedModel(folder, dtype="int8", settings=EXACT)
 
 

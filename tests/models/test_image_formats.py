@@ -115,7 +115,7 @@ def test_an_image_has_as_many_tokens_as_its_tower_computes(paths: dict[str, Path
 @pytest.mark.parametrize("name", ["clip", "colpali"])
 def test_a_text_with_an_image_is_refused_by_models_that_read_either(paths: dict[str, Path], name: str):
     images = format_of(paths[name])
-    with pytest.raises(InvalidRequestError, match="an input cannot have both"):
+    with pytest.raises(InvalidRequestError, match="an input cannot contain both"):
         images.expand(np.array([1, 2], dtype=np.int32), [images.processor(PICTURES[0])])
 
 
@@ -178,10 +178,10 @@ def test_a_processor_that_does_not_fit_the_model_is_refused(
 def test_a_folder_without_a_processor_is_refused(tmp_path: Path):
     path = clip(tmp_path / "clip")
     (path / "preprocessor_config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"holds no preprocessor_config.json"):
+    with pytest.raises(ModelLoadError, match=r"contains no preprocessor_config.json"):
         format_of(path)
     write_json(path / "processor_config.json", {"processor_class": "CLIPProcessor"})
-    with pytest.raises(ModelLoadError, match=r"holds no preprocessor_config.json"):
+    with pytest.raises(ModelLoadError, match=r"contains no preprocessor_config.json"):
         format_of(path)
 
 

@@ -82,14 +82,14 @@ WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear
             )
         ),
         ([evolve(layer_weights(), weights={"x": torch.ones(1)}), pooling("mean")], "has no layer_weights"),
-        (after_mean(Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})), "2_LayerNorm holds no weights"),
+        (after_mean(Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})), "2_LayerNorm contains no"),
         (after_mean(layer_norm(HIDDEN - 1)), "first batch"),
         (after_mean(evolve(layer_norm(), config={"dimension": 10**10})), "size mismatch for weight"),
         (after_mean(Module(type="custom_st.Head")), "custom_st.Head is not one of sentence-transformers' own"),
         ([pooling("median")], "Pooling requires median"),
-        ([pooling(["mean", "median"])], "known are cls, max, mean"),
+        ([pooling(["mean", "median"])], "accepted: cls, max, mean"),
         *(
-            (after_mean(dense(activation=activation)), f"{activation} is not one of torch.nn's")
+            (after_mean(dense(activation=activation)), f"{activation} is not a module of torch.nn")
             for activation in ("torch.nn.modules.activation.Wish", "os.system", "torch.hub.load")
         ),
         (after_mean(dense(activation="torch.nn.modules.linear.Linear")), "A module cannot be loaded"),
@@ -106,7 +106,7 @@ def test_a_module_that_cannot_be_loaded_is_an_error(tmp_path: Path, modules: lis
 def test_layer_weights_for_other_hidden_states_than_the_model_s_are_an_error(tmp_path: Path):
     refuse(
         write_weighted_layers(tmp_path / "model", "bert", layer_weights(0, 1)),
-        "first batch: there are 2 layer_weights, but 3 such hidden states",
+        "first batch: there are 2 layer_weights, but 3 hidden states",
     )
 
 
@@ -143,7 +143,7 @@ def test_a_head_whose_weights_are_missing_or_broken_is_an_error(tmp_path: Path, 
     (path / "2_Dense" / weights_file).write_bytes(NOT_WEIGHTS)
     refuse(path, rf"2_Dense/{weights_file} cannot be read")
     (path / "2_Dense" / weights_file).unlink()
-    refuse(path, "2_Dense holds no weights")
+    refuse(path, "2_Dense contains no weights")
 
 
 # -- weights and settings of each kind --------------------------------------------------------------------------
@@ -200,19 +200,19 @@ def template(text: str) -> Callable[[Path], None]:
 
 
 UNFIT = [
-    (write_bert, WEIGHTS, Path.unlink, "holds no weights"),
+    (write_bert, WEIGHTS, Path.unlink, "contains no weights"),
     (write_bert, WEIGHTS, lambda path: path.write_bytes(NOT_WEIGHTS), "transformers cannot load"),
     # transformers would fill them with random numbers
     (write_bert, WEIGHTS, lacking(LOST), f"lacks 1 weights, {LOST}"),
     (write_bert, WEIGHTS, of_another_family, "The checkpoint lacks"),
-    *((write_bert, WEIGHTS, fill(LOST, number), rf"{LOST} in .* not finite") for number in (nan, inf)),
+    *((write_bert, WEIGHTS, fill(LOST, number), rf"{LOST} in .* infinities or NaN") for number in (nan, inf)),
     (write_bert, WEIGHTS, fill(NORM, 3e38), r"infinities or NaN from encoder\.layer\.0\.output\.LayerNorm on"),
     *(
         (write_bert, "config.json", changed(**config), "transformers cannot load")
         for config in ({"intermediate_size": 40}, {"hidden_act": "telepathy"})
     ),
     (with_dense, OF_DENSE, lacking("linear.bias"), r"cannot be loaded: (.|\n)*linear\.bias"),
-    (with_dense, OF_DENSE, fill("linear.weight", nan), r"linear\.weight in .*2_Dense has numbers that are not finite"),
+    (with_dense, OF_DENSE, fill("linear.weight", nan), r"linear\.weight in .*2_Dense contains infinities or NaN"),
     *(
         (classifier(name, head), WEIGHTS, lacking(lost), f"lacks [124] weights, {lost}")
         for name, head, lost in (
@@ -253,7 +253,7 @@ UNFIT = [
     (colbert_v2, WEIGHTS, changed(**{"linear.weight": torch.ones(4, 5)}), "cannot compute its fi"),
     (pylate_bert, "1_Dense/config.json", changed(out_features=7), "module cannot be loaded"),
     (splade_max, WEIGHTS, lacking(HEAD), f"lacks 1 weights, {HEAD}"),
-    (opensearch, TABLE, edited(lambda found: found.update(idf=found.pop("weight"))), "has no weight named weight"),
+    (opensearch, TABLE, edited(lambda found: found.update(idf=found.pop("weight"))), "contains no tensor named weight"),
     (opensearch, TABLE, changed(weight=torch.ones(9999)), "9999 weights for a vocabulary of"),
     *(
         (write_bge_m3, name, lambda path: path.write_bytes(b"no weights"), f"{name} cannot be loaded")

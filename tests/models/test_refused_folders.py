@@ -38,7 +38,7 @@ UNREADABLE = [
     *(
         ({name: text}, f"{name} {said}")
         for name in (CONFIG, OWN, TEXTS)
-        for text, said in (("{", "cannot be read"), ("[]", "does not hold a JSON object"))
+        for text, said in (("{", "cannot be read"), ("[]", "is not a JSON object"))
     ),
     *(
         ({MODULES: text}, r"modules\.json cannot be read")
@@ -106,13 +106,13 @@ KEYS = [
     *(
         (behind(*modules), said)
         for modules, said in (
-            ((), r"modules\.json: the transformer is followed by no module; accepted are WeightedLayerPooling, if any"),
+            ((), r"modules\.json: the transformer is followed by no module; accepted: optionally WeightedLayerPool"),
             *(
-                ((models(name), POOLING), f"is followed by {name}, Pooling; accepted are")
+                ((models(name), POOLING), f"is followed by {name}, Pooling; accepted: optionally")
                 for name in ("CNN", "LSTM", "WordWeights", "Normalize")
             ),
             *(
-                ((POOLING, models(name)), f"requires {name}, which cannot be loaded; accepted there are Dense")
+                ((POOLING, models(name)), f"requires {name}, which cannot be loaded; accepted: Dense")
                 for name in ("CNN", "WordWeights", "WeightedLayerPooling", "Pooling", "Telepathy")
             ),
         )
@@ -139,7 +139,7 @@ KEYS = [
     ({OWN: {"query_length": 32}}, "requires query_length"),
     ({OWN: {"query_expansion": {"length": 32}}}, "requires query_expansion"),
     ({OWN: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "requires processing_kwargs text.padding"),
-    ({TEXTS: {"prompts": {"web": "w"}, "default_prompt_name": "x"}}, r"default_prompt_name x: .* document, query, web"),
+    ({TEXTS: {"prompts": {"web": "w"}, "default_prompt_name": "x"}}, "default_prompt_name is .x.; .* document, query"),
 ]  # fmt: skip
 
 # -- classifiers and rerankers --------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ CLASSIFIERS = [
         for config, said in (
             ({"id2label": {"0": "a", "2": "b"}}, r"id2label of config\.json has the indices 0, 2"),
             ({"problem_type": "ranking"}, r"problem_type of config\.json is 'ranking'"),
-            ({"sentence_transformers": {"activation_fn": "os.system"}}, r"os\.system is not one of torch\.nn's"),
+            ({"sentence_transformers": {"activation_fn": "os.system"}}, r"os\.system is not a module of torch\.nn"),
         )
     ),
     *(
-        (saved_from("BertForSequenceClassification"), "apply to embedding models only", settings)
+        (saved_from("BertForSequenceClassification"), "apply only to embedding models", settings)
         for settings in ({"pooling": "cls"}, {"normalize": True}, {"normalize": False})
     ),
     *(
@@ -201,7 +201,7 @@ CLASSIFIERS = [
                 for size in (0, 2**20 + 1, "1", True)
             ),
             ((POOLING, DENSE), {"out_features": 1}, "maps 'sentence_embedding' to 'sentence_embedding'; accepted"),
-            ((POOLING, DENSE), SCORES | {"module_input_name": "x"}, "maps 'x' to 'scores'; accepted there is"),
+            ((POOLING, DENSE), SCORES | {"module_input_name": "x"}, "maps 'x' to 'scores'; accepted"),
             ((POOLING, DENSE, models("Normalize")), SCORES, "Dense maps 'sentence_embedding' to 'scores'"),
         )
     ),
@@ -214,12 +214,12 @@ CLASSIFIERS = [
             ({}, {CONFIG: BARE | {"vision_config": {}}}, r"modules\.json: .* that reads images \(vision_config"),
             ({}, {CONFIG: BARE | {"problem_type": "ranking"}}, "problem_type"),
             ({}, {"1_Pooling/config.json": {"include_prompt": False}}, "config.json: include_prompt is false"),
-            ({}, {}, "apply to embedding models only", {"pooling": "cls"}),
-            ({}, {}, "apply to embedding models only", {"normalize": True}),
+            ({}, {}, "apply only to embedding models", {"pooling": "cls"}),
+            ({}, {}, "apply only to embedding models", {"normalize": True}),
         )
     ),
     *(
-        (saved_from(name), f"{name} is (not an embedding model|an unsupported page retriever)")
+        (saved_from(name), f"{name} is not (an embedding model|supported; supported page)")
         for name in (
             "BertForQuestionAnswering", "BertForMultipleChoice", "BertForNextSentencePrediction",
             "ViTForImageClassification", "Wav2Vec2ForCTC", "ColModernVBertForRetrieval", "ColQwen3ForRetrieval",
@@ -238,8 +238,8 @@ CLASSIFIERS = [
     *(
         (cross_encoder("text-generation", *modules, config=config), said)
         for modules, config, said in (
-            ((), None, "needs a LogitScore module only, but has none"),
-            ((models("Pooling"),), None, "but has \\['Pooling'\\]"),
+            ((), None, "requires one LogitScore module, not none"),
+            ((models("Pooling"),), None, "module, not \\['Pooling'\\]"),
             ((LOGIT_SCORE,), None, "has no true_token_id"),
             ((LOGIT_SCORE,), {"true_token_id": 1, "module_input_name": "logits"}, "works on 'logits'"),
         )
@@ -251,13 +251,13 @@ CLASSIFIERS = [
             ({"chat_template": {"truncation": False}}, "truncation"),
         )
     ),
-    (saved_from("Qwen2ForProcessRewardModel") | vocabulary(WORDS), "by step_tag_id in --pooler-config"),
+    (saved_from("Qwen2ForProcessRewardModel") | vocabulary(WORDS), "set step_tag_id in --pooler-config"),
     *(
         (saved_from(name), said, pooler(**tokens))
         for name, tokens, said in (
             ("Qwen2ForProcessRewardModel", STEPS, "has a classifier"),
-            ("MistralForCausalLM", {"step_tag_id": 9}, "needs both"),
-            ("MistralForCausalLM", {"returned_token_ids": (3,)}, "needs both"),
+            ("MistralForCausalLM", {"step_tag_id": 9}, "set both"),
+            ("MistralForCausalLM", {"returned_token_ids": (3,)}, "set both"),
             ("MistralForCausalLM", {"step_tag_id": 9, "returned_token_ids": (3, 30)}, "Token 30 is outside"),
             ("BertModel", STEPS, "require a causal language model"),
         )
@@ -330,7 +330,7 @@ LATE_INTERACTION = [
         )
     ),
     (saved_from("HF_ColBERT") | {"tokenizer_config.json": {"padding_side": "left"}}, "expansion on the left"),
-    (behind() | {TEXTS: {"query_prefix": "[Q] "}}, "no projection for the tokens"),
+    (behind() | {TEXTS: {"query_prefix": "[Q] "}}, "no projection of the tokens"),
 ]
 
 SPARSE = "sentence_transformers.sparse_encoder.models"
@@ -406,7 +406,7 @@ SPARSE_MODELS = [
     ),
     (
         router({"query": ["table"], "passage": ["", "splade"]}, default_route="passage"),
-        "other routes than query and doc",
+        "routes other than query and doc",
     ),
     (router(route_mappings={"(None, 'text')": "else"}), "has no route 'else'"),
     (router() | {"table/config.json": {"path": "idf.json"}}, "path is 'idf.json', which is not supported"),
@@ -497,7 +497,7 @@ def test_files_that_cannot_be_read_or_would_be_misread_are_refused_by_name(row: 
 )
 def test_values_of_another_type_than_expected_are_refused(change: dict[str, Any], tmp_path: Path):
     write_files(tmp_path / "model", {CONFIG: BARE | change})
-    with pytest.raises(ModelLoadError, match=r"model has a value of another type than expected: \w+Error"):
+    with pytest.raises(ModelLoadError, match=r"model contains a value of an unexpected type: \w+Error"):
         read_model_folder(tmp_path / "model")
 
 

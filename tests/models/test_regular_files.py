@@ -70,5 +70,5 @@ def test_links_and_hidden_files_are_let_be(tmp_path: Path):
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_scripted_folder(tmp_path / "model")
     monkeypatch.setattr(folder_files, "MAX_FILE_BYTES", 20)
-    with pytest.raises(ModelLoadError, match=r"/config\.json cannot be read: it has more than 20 bytes"):
+    with pytest.raises(ModelLoadError, match=r"/config\.json cannot be read: it exceeds 20 bytes"):
         read_model_folder(folder)

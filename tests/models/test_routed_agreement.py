@@ -206,8 +206,8 @@ def test_routes_that_cannot_be_reached_or_read_are_refused(parameters: Any, said
 
 def test_routes_with_vectors_of_different_lengths_are_refused_and_settings_that_cannot_be_obeyed(tmp_path: Path):
     path = ROUTED["two_transformers"](tmp_path / "model")
-    refuse(path, "--backend openvino: torch computes", backend="openvino")
-    refuse(path, "apply to embedding models only", normalize=True)
+    refuse(path, "--backend openvino does not apply to a Router", backend="openvino")
+    refuse(path, "apply only to embedding models", normalize=True)
     refuse(path, "support only embed, score", task="token_embed")
     layer = dense(HIDDEN, 8)
     write_json(path / "narrow" / "config.json", dict(layer.config))

@@ -185,7 +185,7 @@ async def test_no_time_limit_includes_the_start_of_a_process(gate):
 
 
 async def test_a_process_that_dies_fails_its_call_alone(one):
-    with pytest.raises(WorkerDiedError, match="has died"):
+    with pytest.raises(WorkerDiedError, match="process died"):
         await one.call(die)
     assert await one.call(abs, -1) == 1
     assert one.statistics() == WorkerStatistics(capacity=1, borrowed=0, waiting=0, killed=0)

@@ -157,7 +157,7 @@ async def test_a_replica_that_the_queue_does_not_need_any_more_computes_its_rows
                 with trio.fail_after(START_LIMIT_S):
                     await read(pipes / "launched")
             await until_load(server, lambda load: of_two(load, "in_flight_batches") >= 1)
-            await server.wait_logged("1 replicas in place of 2")
+            await server.wait_logged("2 replicas become 1")
             await trio.sleep(2)  # to end an actor with its rows takes less
             assert len(cluster.processes(ENGINE_PROCESS)) == 2
             assert not answers
@@ -322,7 +322,7 @@ async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, mini
 
 
 @pytest.mark.parametrize(
-    ("address", "said"), [("127.0.0.1:1", "cannot be reached"), ("ray://127.0.0.1:10001", "give HOST:PORT")]
+    ("address", "said"), [("127.0.0.1:1", "cannot be reached"), ("ray://127.0.0.1:10001", "Set it to HOST:PORT")]
 )
 async def test_a_cluster_that_cannot_be_used_is_said_to_be_so(monkeypatch, address, said):
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -342,5 +342,5 @@ def test_a_cpu_is_reserved_for_each_thread_of_a_replica(monkeypatch, threads, cp
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install trio-pool-serve\[ray\]"):
+    with pytest.raises(ValueError, match=r"pip install 'trio-pool-serve\[ray\]'"):
         check_references(read_config(["m", "--engine", "ray"]))

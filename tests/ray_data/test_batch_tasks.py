@@ -77,9 +77,9 @@ def test_rows_that_fail_have_their_reason_and_others_their_vectors(embed):
     failed = [row for row, error in enumerate(errors) if error is not None]
     assert failed == [row for row in range(3, 9) if row != 5]  # an empty text is one
     assert failed == [row for row, vector in enumerate(vectors.to_pylist()) if vector is None]
-    assert errors[3] == "The column 'text' has null."
+    assert errors[3] == "The column 'text' is null."
     assert "maximum context length" in errors[4]
-    assert errors[6] == errors[7] == errors[8] == "The column text is not a text."
+    assert errors[6] == errors[7] == errors[8] == "The value of the column text is not a text."
     good = [row for row in range(len(texts)) if row not in failed]
     alone = embed(pa.table({"text": [texts[row] for row in good]}))["embedding"].to_pylist()
     assert np.allclose([vectors[row].as_py() for row in good], alone, rtol=0, atol=1e-6)
@@ -108,7 +108,7 @@ def test_a_value_that_python_has_not_is_the_error_of_its_row_alone(embed, column
     computed = embed(pa.table({"text": given}))
     assert computed["text"].combine_chunks().equals(pa.chunked_array([given]).combine_chunks())
     other, error = computed["error"].to_pylist()
-    assert other == (None if column.startswith("an index") else "The column text is not a text.")
+    assert other == (None if column.startswith("an index") else "The value of the column text is not a text.")
     assert error.startswith("The value of the column 'text' cannot be read: ")
 
 
@@ -129,7 +129,7 @@ def test_a_pickled_object_that_cannot_be_read_is_the_error_of_its_row_alone(embe
     assert computed["error"].to_pylist() == [
         None,
         "The value of the column 'text' cannot be read: ?",
-        "The column 'text' has null.",
+        "The column 'text' is null.",
         None,
     ]
 
@@ -155,9 +155,9 @@ def test_more_rows_than_a_window_has_keep_their_order(embed):
 
 
 def test_a_batch_without_the_column_or_with_the_new_one_is_refused(embed):
-    with pytest.raises(BulkInputError, match=r"no column 'text'. The columns are: 'body'"):
+    with pytest.raises(BulkInputError, match=r"No column 'text'. The columns are: 'body'"):
         embed(pa.table({"body": ["a"]}))
-    with pytest.raises(BulkInputError, match=r"a column 'error' already.*`prefix`"):
+    with pytest.raises(BulkInputError, match=r"A column 'error' exists already.*`prefix`"):
         embed(pa.table({"text": ["a"], "error": ["b"]}))
 
 
@@ -176,10 +176,10 @@ WRONG = [
     ({"input_type": "question"}, ValueError, "^'input_type' must be in"),
     ({"prompt_name": "search"}, InvalidRequestError, "no prompt named 'search'"),
     ({"device": "tpu"}, ModelLoadError, "no such kind of device"),
-    ({"max_model_len": -1}, ValueError, "'max_model_len' must be > 0"),
-    ({"dimension": 8}, TypeError, "There is no option dimension. The options are: prompt_name"),
-    ({"column": 3}, TypeError, "3 is not the name of a column"),
-    ({"model": ""}, ValueError, "give a folder, or the id of a model"),
+    ({"max_model_len": -1}, ValueError, "--max-model-len must be more than 0, not -1"),
+    ({"dimension": 8}, TypeError, "Unknown option dimension; accepted: prompt_name"),
+    ({"column": 3}, TypeError, "3 is not a name of a column"),
+    ({"model": ""}, ValueError, "pass a local folder or the id of a model"),
     ({"model": "/no/such/folder"}, ModelLoadError, "/no/such/folder"),
 ]
 
@@ -193,7 +193,7 @@ def test_wrong_options_are_refused_by_the_constructor(model, wrong, kind, messag
 def test_a_model_that_cannot_do_the_task_is_refused_by_the_constructor(tmp_path):
     with pytest.raises(InvalidRequestError, match="embed"):
         ray_data.Embed(str(splade_max(tmp_path / "model")), **CPU)
-    with pytest.raises(ValueError, match="at least one document"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         ray_data.Rerank("model", top_n=0)
 
 

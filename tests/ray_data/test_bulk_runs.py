@@ -67,7 +67,7 @@ def test_a_run_that_cannot_be_completed_has_an_error_and_others_go_on(model, sou
             (tmp_path / "none.jsonl", "a.jsonl", None, "none.jsonl"),
             (source, "no/folder/a.jsonl", None, "does not exist"),
             (source, "held.jsonl", None, "Another run is writing this output"),
-            (source, "a.jsonl", "3/2", "there are 2 shards"),
+            (source, "a.jsonl", "3/2", "shards are numbered from 1 to 2"),
             (None, "a.jsonl", None, "source is None"),
             (source, source.name, None, "is the input"),
             (source, "good.jsonl", None, None),
@@ -93,21 +93,21 @@ def test_values_that_python_has_not_are_errors_of_their_runs_and_others_go_on(mo
     done = runs(pa.table({"source": sources, "target": targets}))
     runs.close()
     errors = done["error"].to_pylist()
-    assert errors[:3] == [None, "The column 'source' is not UTF-8.", "source is '-', where a path is needed."]
+    assert errors[:3] == [None, "The value of the column 'source' is not UTF-8.", "source is '-', but must be a path."]
     assert errors[3].startswith("The value of the column 'source' cannot be read: ")
     assert done["rows"].to_pylist() == [N_ROWS, None, None, None]
 
 
 def test_wrong_options_and_columns_are_refused(model):
     for wrong, kind, message in (
-        ({"command": "embde"}, ValueError, "There is no command 'embde'. The commands are: embed, "),
-        ({"columns": ("a", "b")}, ValueError, "embed needs 1"),
+        ({"command": "embde"}, ValueError, "Unknown command 'embde'; accepted: embed, "),
+        ({"columns": ("a", "b")}, ValueError, "embed takes 1"),
         ({"on_error": "stop"}, ValueError, "'on_error' must be in"),
-        ({"shard": "1/2"}, TypeError, "There is no option shard"),
+        ({"shard": "1/2"}, TypeError, "Unknown option shard"),
     ):
         with pytest.raises(kind, match=message):
             BulkRuns(**{**OPTIONS, "model": model, **wrong})
     runs = BulkRuns(model=model, **OPTIONS)
-    with pytest.raises(BulkInputError, match="no column 'target'"):
+    with pytest.raises(BulkInputError, match="No column 'target'"):
         computed(runs, {"source": "a"})
     runs.close()

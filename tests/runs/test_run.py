@@ -47,7 +47,7 @@ class DyingEngine(Computer[Row, Result]):
         finally:
             self.computing.remove(died)
         if died.is_set():
-            raise EngineProcessDiedError("The engine process has died; another one is being started.")
+            raise EngineProcessDiedError("The engine process died; another one is being started.")
         return WindowResult([Result(row.number) for row in rows])
 
     def refused(self, row):

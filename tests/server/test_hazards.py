@@ -287,7 +287,7 @@ async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder,
 
 CANNOT_START = {
     "no model": (LAUNCHER, "{folder}/nothing", "is neither a folder nor"),
-    "no weights": (LAUNCHER, "{model} --engine process --api-workers 2", "holds no weights"),
+    "no weights": (LAUNCHER, "{model} --engine process --api-workers 2", "contains no weights"),
     "a model that fails to load": (SCRIPTED, "{model} --engine process --api-workers 1", "the loader's reason"),
     "no certificate": (SCRIPTED, "{model} --ssl-certfile {folder}/none.pem", "none.pem"),
     "an address that is taken": (SCRIPTED, "{model} --port {taken}", "in use"),

@@ -117,19 +117,19 @@ def test_a_table_s_settings_override_the_settings_of_all_models(tmp_path: Path):
 A = '[models.a]\nmodel = "m"\n'
 
 WRONG = {
-    "an unknown key": (A + 'dtpe = "int8"', r"\[models\.a\]: .*`dtpe`.* dtype"),
+    "an unknown key": (A + 'dtpe = "int8"', r"\[models\.a\]: .*Unknown key dtpe; did you mean dtype"),
     "a setting of the server": (A + 'device = "cpu"', r"\[models\.a\]: .*`device`"),
     "a wrong type": (A + 'max-model-len = "9"', r"\[models\.a\]: `max_model_len` is '9'; accepted: a whole"),
     "a wrong choice": (A + 'dtype = "int3"', r"\[models\.a\]: `dtype` is 'int3'; accepted: auto, "),
     "a wrong choice or none": (A + 'task = "x"', r"\[models\.a\]: `task` is 'x'; accepted: em"),
-    "a wrong number": (A + "max-model-len = 0", r"\[models\.a\]: --max-model-len: must be more than 0, not 0"),
+    "a wrong number": (A + "max-model-len = 0", r"\[models\.a\]: --max-model-len must be more than 0, not 0"),
     "one key twice": (A + "max-model-len = 3\nmax_model_len = 4", r"\[models\.a\]: .*twice"),
-    "two prompts": (A + 'default-prompt = "x"\ndefault-prompt-name = "y"', r"\[models\.a\]: .*exclude each other"),
-    "a wrong pooler config": (A + 'pooler-config = "x"', r"\[models\.a\]: --pooler-config is not"),
+    "two prompts": (A + 'default-prompt = "x"\ndefault-prompt-name = "y"', r"\[models\.a\]: .*not both"),
+    "a wrong pooler config": (A + 'pooler-config = "x"', r"\[models\.a\]: --pooler-config: `x` is not"),
     "no model": ('[models.a]\ndtype = "int8"', r"\[models\.a\]: .* `model`"),
     "an empty model": ('[models.a]\nmodel = ""', r"\[models\.a\]: `model`"),
-    "no table": ("[models]\na = 3", r"\[models\.a\]: A table is expected"),
-    "no tables": ("models = 3", "`models` is for tables"),
+    "no table": ("[models]\na = 3", r"\[models\.a\]: Write a table"),
+    "no tables": ("models = 3", "`models` must consist of tables"),
     "one name twice": (A + '[models.b]\nmodel = "n"\naliases = ["a"]', "same name `a`: m and n"),
     "no TOML": ("[models.a\n", "line 1"),
 }
@@ -150,7 +150,7 @@ def test_a_file_without_models_needs_one_on_the_command_line(tmp_path: Path):
 
 def test_a_flag_with_a_name_is_not_for_tables(tmp_path: Path):
     toml = write_toml(tmp_path, '[models.a]\nmodel = "m"')
-    with pytest.raises(ValueError, match="--served-model-name is for one model"):
+    with pytest.raises(ValueError, match="--served-model-name names one model"):
         read_config(["--config", toml, "--served-model-name", "x"])
     config = read_config(["n", "--config", toml, "--served-model-name", "x"])
     assert [source.name for source in config.sources] == ["x", "a"]

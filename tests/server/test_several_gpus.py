@@ -107,7 +107,7 @@ async def test_a_gpu_whose_replica_keeps_dying_takes_nothing_else_with_it(root, 
         for number in range(20):
             await server.ask_well(5, number)
         assert (await server.get("/readyz")).status_code == 200
-        assert f"m, replica {dying} on {label} has failed, 1 of 2 replicas are left" in server.log
+        assert f"m, replica {dying} on {label} failed, leaving 1 of 2 replicas" in server.log
         assert "the next attempt is in 300 s" in server.log
 
         load = await text_of(server, "/load")

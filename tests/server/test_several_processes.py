@@ -133,7 +133,7 @@ async def test_a_private_folder_that_a_cleaner_has_removed_is_made_again_and_pro
         (first,) = server.processes(ENGINE_PROCESS)
         shutil.rmtree(folder)
         first.kill()
-        await server.wait_logged("and has been made again")
+        await server.wait_logged("and was created again")
         await server.wait_computing()
         (second,) = server.processes(ENGINE_PROCESS)
         shutil.rmtree(folder)

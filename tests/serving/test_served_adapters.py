@@ -304,7 +304,7 @@ def test_adapters_are_set_by_flag_for_one_model_and_in_tables():
         (lambda: config_of("m", "n", adapter=("law=/l",)), "--adapter is for one model"),
         (lambda: config_of("m", adapter=("law",)), "`law` is not NAME=FOLDER"),
         (lambda: config_of("m", adapter=("law=/l", "law=/m")), "Two adapters of m have the same name"),
-        (lambda: config_of("m", adapter=("*=/l",)), "An adapter needs a name of its own"),
+        (lambda: config_of("m", adapter=("*=/l",)), "Give the adapter a name of its own"),
         (lambda: config_of("m", adapter=("m=/l",)), "Two models have the same name `m`"),
         (lambda: config_of("m", b={"model": "n", "adapter": ["m=/l"]}), "Two models have the same name `m`"),
         (lambda: config_of("m", b={"model": "n", "adapter": "art=/a"}), "`adapter` is 'art=/a'; accepted: a list"),

@@ -200,7 +200,7 @@ def test_jina_v5_without_one_of_its_adapters_is_refused(tmp_path: Path):
     folder = with_adapters(write_jina_v5(tmp_path / "jina", "qwen3"))
     for task in ("retrieval", "clustering"):
         (folder / "adapters" / task / "adapter_config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"no adapters for tasks of config.json: retrieval, clustering\."):
+    with pytest.raises(ModelLoadError, match=r"lacks adapters for tasks of config.json: retrieval, clustering\."):
         read_model_folder(folder)
 
 

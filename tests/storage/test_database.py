@@ -109,7 +109,7 @@ async def test_nothing_is_committed_to_a_database_that_is_no_longer_at_its_path(
         change(path)
         assert not database.replaced.is_set()
         for transaction in (insert_one, numbers):
-            with pytest.raises(StorageLostError, match=f"{path} has been removed or replaced"):
+            with pytest.raises(StorageLostError, match=f"{path} was removed or replaced"):
                 await database.run(transaction)
         assert database.replaced.is_set()
     path.parent.mkdir(exist_ok=True)

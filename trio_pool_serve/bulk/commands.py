@@ -1,11 +1,11 @@
-"""The commands for files: those for tables, and ``run-batch`` for requests."""
+"""The commands for files: one for each task over a table, and ``run-batch`` for a file of requests."""
 
 from functools import partial
 from typing import Annotated, Any
 
 import trio
 from attrs import Factory, frozen
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
 from trio_pool_serve.bulk.bulk_options import (
     BatchModelOptions,
@@ -18,12 +18,19 @@ from trio_pool_serve.bulk.bulk_options import (
     VectorFormat,
 )
 
+
+def _refuse_flag(_: object, place: str) -> None:
+    if place.startswith("-") and place != "-":
+        raise ValueError(f"Unknown flag {place}; --help-all lists all flags.")
+
+
 In = Annotated[
     str,
     Parameter(
         name="IN",
-        allow_leading_hyphen=True,
-        help="What to read: a file, a glob, a folder of files or of `save_to_disk`, `-` for standard input, or "
+        allow_leading_hyphen=True,  # for ``-``
+        validator=_refuse_flag,
+        help="Input: a file, a glob, a folder of files or of `save_to_disk`, `-` for standard input, or "
         "`hf://datasets/OWNER/NAME`.",
     ),
 ]
@@ -32,19 +39,20 @@ Out = Annotated[
     Parameter(
         name="OUT",
         allow_leading_hyphen=True,
-        help="What to write: a file of JSONL or CSV, a folder of Parquet or Arrow files, or `-` for standard output.",
+        validator=_refuse_flag,
+        help="Output: a JSONL or CSV file, a folder of Parquet or Arrow files, or `-` for standard output.",
     ),
 ]
 Column = Annotated[str, Parameter(help="Column with the texts.")]
 QueryColumn = Annotated[str, Parameter(help="Column with the queries.")]
-Dimensions = Annotated[int | None, Parameter(help="Length to which vectors are truncated.")]
-VectorDtype = Annotated[VectorFormat, Parameter(help="Type of the vectors' numbers; binary: a bit for each dimension.")]
+Dimensions = Annotated[int | None, Parameter(help="Number of dimensions to which vectors are truncated.")]
+VectorDtype = Annotated[VectorFormat, Parameter(help="Type of the vectors' numbers; binary is one bit per dimension.")]
 
 
 @Parameter(name="*")
 @frozen(kw_only=True)
 class TableOptions:
-    """The options that all commands for tables have."""
+    """The options of all commands for tables."""
 
     run: RunOptions = Factory(RunOptions)
     text: TextOptions = Factory(TextOptions)
@@ -73,7 +81,7 @@ def embed(
     dtype: VectorDtype = "float32",
     options: TableOptions = TABLE,
 ) -> int:
-    """Embed the texts of a table: one vector for each row."""
+    """Embed each text: one vector per row."""
     return start(source, target, options, "embed", column, dimensions=dimensions, dtype=dtype)
 
 
@@ -86,7 +94,7 @@ def token_embed(
     dtype: VectorDtype = "float32",
     options: TableOptions = TABLE,
 ) -> int:
-    """Embed the tokens of each text: one vector for each token, as for late interaction."""
+    """Embed the tokens of each text: one vector per token, for late interaction."""
     return start(source, target, options, "token-embed", column, dimensions=dimensions, dtype=dtype)
 
 
@@ -97,7 +105,7 @@ def sparse(
     column: Column = "text",
     options: TableOptions = TABLE,
 ) -> int:
-    """Compute a sparse vector for each text: weights of the vocabulary's tokens."""
+    """Compute a sparse vector for each text: the weights of the vocabulary's tokens."""
     return start(source, target, options, "sparse", column)
 
 
@@ -108,7 +116,7 @@ def classify(
     column: Column = "text",
     options: TableOptions = TABLE,
 ) -> int:
-    """Classify each text: its label, the label's probability, and those of all labels."""
+    """Classify each text: the label, its probability, and the probabilities of all labels."""
     return start(source, target, options, "classify", column)
 
 
@@ -120,7 +128,7 @@ def score(
     document_column: Annotated[str, Parameter(help="Column with the documents.")] = "document",
     options: TableOptions = TABLE,
 ) -> int:
-    """Score each row's query and document."""
+    """Score the query and the document of each row."""
     return start(source, target, options, "score", query_column, document_column)
 
 
@@ -129,11 +137,11 @@ def rerank(
     target: Out,
     *,
     query_column: QueryColumn = "query",
-    documents_column: Annotated[str, Parameter(help="Column with a list of documents in each row.")] = "documents",
-    top_n: Annotated[int | None, Parameter(help="Most documents of the result.")] = None,
+    documents_column: Annotated[str, Parameter(help="Column with the lists of documents.")] = "documents",
+    top_n: Annotated[int | None, Parameter(help="Maximum number of documents in a result.")] = None,
     options: TableOptions = TABLE,
 ) -> int:
-    """Rank the documents of each row for its query: their indices and scores, the best first."""
+    """Rank the documents of each row for its query: indices and scores, best first."""
     return start(source, target, options, "rerank", query_column, documents_column, top_n=top_n)
 
 
@@ -143,14 +151,14 @@ def run_batch(
     own: BatchModelOptions = BATCH_MODEL,
     ignored: IgnoredOptions = IGNORED,
 ) -> int:
-    """Run a file of requests, in the format of vLLM's run-batch and of OpenAI's Batch API.
+    """Run a file of requests, in the format of vLLM's run-batch and OpenAI's Batch API.
 
-    Each line of the input is `{"custom_id": …, "method": "POST", "url": "/v1/embeddings", "body": {…}}`, for any route
-    that `serve` has for models. Each line of the output is
+    Each line of the input is `{"custom_id": …, "method": "POST", "url": "/v1/embeddings", "body": {…}}`; the URL is any
+    route of `serve` that computes. Each line of the output is
     `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": {…}}, "error": null}`.
 
-    Run the same command again to resume a run that was stopped, killed or ended by an error. The exit status is 0, or 3
-    if lines failed, 1 if the run failed, and 130 if it was stopped.
+    To resume a run that was stopped, killed or ended by an error, run the same command again. The exit status is 0, or
+    3 if lines failed, 1 if the run failed, 130 if it was stopped.
     """
     del ignored
     from trio_pool_serve.bulk import run_batch as batches  # imported here: for --help it is not needed
@@ -160,5 +168,6 @@ def run_batch(
 
 def add_commands(app: App) -> None:
     """Add the commands to an app."""
+    heading = Group("Bulk work: compute the rows of a file or table, here or by a server", sort_key=1)
     for command in (embed, sparse, token_embed, classify, score, rerank, run_batch):
-        app.command(command)
+        app.command(command, group=heading)

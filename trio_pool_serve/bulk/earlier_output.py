@@ -27,25 +27,27 @@ def check_output(
     rather than removing the output of a run that is not over. Blocking.
     """
     if not path.parent.is_dir():
-        raise BulkInputError(f"The folder {path.parent} does not exist.")
+        raise BulkInputError(f"The folder {path.parent} of the output does not exist.")
     journal = journal_path(path)
     written = (path, *beside, journal)
     _check_inputs(inputs, written)
     for found in written:
         if found.is_dir() and not (in_parts and found == path):
-            raise BulkInputError(f"{found} is a folder, but the run writes a file: name a file.")
+            raise BulkInputError(f"{found} is a folder, but this run writes a file there. Name a file as the output.")
     if overwrite:
         _check_unused(journal)
         parts = _parts(path)
         foreign = foreign_files(path, parts) if path.is_dir() else []
         if foreign:
             raise BulkInputError(
-                f"{path} has other files in it ({foreign[0]}), which --overwrite does not remove: name a new folder."
+                f"{path} contains other files ({foreign[0]}), which --overwrite does not remove. Name a new folder."
             )
         for found in (*parts, *beside, *_journal_files(path)):
             found.unlink(missing_ok=True)
     elif path.exists() and not (keeps_journal and journal.exists()) and not (path.is_dir() and not any(path.iterdir())):
-        raise BulkInputError(f"{path} exists, and no journal of a run that wrote it. --overwrite removes it.")
+        raise BulkInputError(
+            f"{path} exists, but without the journal of a run to resume. To replace it, use --overwrite."
+        )
 
 
 def files_of_run(path: Path | None) -> frozenset[Path]:
@@ -64,8 +66,10 @@ def _check_inputs(inputs: Iterable[Path], written: Iterable[Path]) -> None:
         resolved = file.resolve()
         for place in (resolved, *resolved.parents):
             if place in places:
-                where = "is the input" if place == resolved else f"has {file} in it, which is an input"
-                raise BulkInputError(f"{places[place]} {where}: it would be overwritten. Name another output.")
+                where = "is the input" if place == resolved else f"contains the input {file}"
+                raise BulkInputError(
+                    f"The output {places[place]} {where}, which would be overwritten. Name another output."
+                )
 
 
 def _journal_files(path: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def check_path_or_url(path_or_url: str) -> None:
     except ValueError as error:
         raise BulkInputError(f"{path_or_url!r} is not a URL: {error}.") from error
     if not host:
-        raise BulkInputError(f"{path_or_url!r} has no host.")
+        raise BulkInputError(f"{path_or_url!r} is a URL without a host.")
 
 
 async def download(url: str, path: Path, offload: Offload) -> None:

@@ -166,9 +166,13 @@ class RemoteServer(TableComputer):
             values = [self._checked(route.values(item), route.n_axes) for item in route.items(answer)]
             tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UnavailableError(f"The server's response to {route.path} is not understood: {error!r}.") from error
+            raise UnavailableError(
+                f"The server's response to {route.path} does not have the form of OpenAI's API: {error!r}."
+            ) from error
         if len(values) != len(rows):
-            raise UnavailableError(f"The server's response to {route.path} has {len(values)} rows for {len(rows)}.")
+            raise UnavailableError(
+                f"The server's response to {route.path} contains {len(values)} results for {len(rows)} rows."
+            )
         return values, tokens
 
     def _checked(self, values: tuple[Any, ...], n_axes: int) -> tuple[Any, ...]:
@@ -180,11 +184,11 @@ class RemoteServer(TableComputer):
             return values
         (array,) = values
         if array.ndim != n_axes:
-            raise ValueError(f"an array of shape {array.shape} is not one of {n_axes} axes")
+            raise ValueError(f"an array of shape {array.shape}, which must have {n_axes} axes")
         if self.length is not None and array.shape[-1] != self.length:
-            reason = " It may not know --dimensions." if self.task.dimensions else ""
+            reason = " It may not support --dimensions." if self.task.dimensions else ""
             raise BulkInputError(
-                f"The server sends vectors of {array.shape[-1]} numbers, where {self.length} are written.{reason}"
+                f"The server sends vectors of {array.shape[-1]} numbers; {self.length} were expected.{reason}"
             )
         return (as_dtype(array, self.task.dtype),)
 
@@ -206,11 +210,11 @@ class RemoteServer(TableComputer):
             check_redirect(response, path)
             reason = f"status {response.status_code}: {message_of(response)}"
             if response.status_code in (401, 403, 404, 405):
-                raise BulkInputError(f"The server refuses {path}, {reason}")
+                raise BulkInputError(f"The server refuses {path}: {reason}")
             if response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
                 raise RefusedRowsError(message_of(response))
             pause_s = max(pause_s, min(MAX_PAUSE_S, _retry_after_s(response)))
-        raise UnavailableError(f"The server does not compute {path} after {ATTEMPTS} attempts: {reason}")
+        raise UnavailableError(f"{path} failed {ATTEMPTS} times at the server, the last time with {reason}")
 
     async def describe(self) -> None:
         """Ask the server for its model, and for a sample's vector, whose length the columns need.
@@ -226,7 +230,7 @@ class RemoteServer(TableComputer):
         if not self.name:
             if not names:
                 check_redirect(response, "/v1/models")
-                raise BulkInputError("The server does not say which models it has: name one with --model.")
+                raise BulkInputError("The server lists no models. Name one with --model.")
             self.name = names[0]
         length = 0
         if ROUTES[self.task.task].n_axes:
@@ -234,7 +238,7 @@ class RemoteServer(TableComputer):
             try:
                 ((vector,),), _ = await sample.request([("sample",)])
             except RefusedRowsError as error:
-                raise BulkInputError(f"The server refuses a sample: {error}") from error
+                raise BulkInputError(f"The server refuses a test input: {error}") from error
             length = vector.shape[-1]
             self.length = self.task.dimensions or length
         self.columns = columns_of(self.task, length)
@@ -254,7 +258,7 @@ def check_redirect(response: httpx.Response, path: str) -> None:
         target = response.next_request
         where = f" to {without_secrets(str(target.url))}" if target is not None else ""
         raise BulkInputError(
-            f"The server redirects {path}{where} (status {response.status_code}): give its own address as --url."
+            f"The server redirects {path}{where} (status {response.status_code}). Use its own address as --url."
         )
 
 

@@ -83,11 +83,11 @@ async def run_shown(
         except BulkRowError as error:
             if not journal.is_kept:
                 raise
-            raise BulkRowError(f"{error} To resume before this row, add --on-error null or skip.") from error
+            raise BulkRowError(f"{error} To resume at this row, add --on-error null or --on-error skip.") from error
     shown = position if position.is_finished else journal.position
     console.print(f"{title}: {progress.counts(shown)}", markup=False)
     if not position.is_finished:
-        next_run = "resumes" if journal.is_kept else "begins again, because it keeps no journal"
+        next_run = "resumes" if journal.is_kept else "starts again: with standard input or output, no journal is kept"
         console.print(f"Stopped. The same command {next_run}.", markup=False)
     return position
 
@@ -194,7 +194,7 @@ def _computer(
     from trio_pool_serve.bulk.own_engine import open_own_engine  # imported here: with --url it is not needed
 
     if run.model is None:
-        raise BulkInputError("--model or --url is needed.")
+        raise BulkInputError("--model or --url is missing: name a model to load, or a server to use.")
     return open_own_engine(run.model, own, task, text)
 
 

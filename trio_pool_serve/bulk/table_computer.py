@@ -86,7 +86,7 @@ class TableComputer(Computer[InputRow, RowResult]):
     def died(self, row: InputRow) -> RowResult:
         """Return the error of a row that ends engine processes."""
         del row
-        return RowResult(error="The engine died while it computed this row.")
+        return RowResult(error="The engine process died while it computed this row.")
 
 
 def inputs_of(task: TaskOptions, rows: Sequence[tuple[Any, ...]]) -> list[list[str]]:
@@ -98,11 +98,11 @@ def inputs_of(task: TaskOptions, rows: Sequence[tuple[Any, ...]]) -> list[list[s
     if task.task == "rerank":
         ((query, documents),) = rows
         if not isinstance(documents, list):
-            raise InvalidRequestError(f"The column {task.columns[1]} is not a list of texts.")
+            raise InvalidRequestError(f"The value of the column {task.columns[1]} is not a list of texts.")
         columns = [query], documents
     for name, values in zip(task.columns, columns, strict=True):
         if not all(isinstance(value, str) for value in values):
-            raise InvalidRequestError(f"The column {name} is not a text.")
+            raise InvalidRequestError(f"The value of the column {name} is not a text.")
     return list(map(list, columns))
 
 
@@ -131,5 +131,5 @@ def _length_and_dtype(task: TaskOptions, dimensions: int) -> tuple[int, VectorDt
     if task.dtype != "binary":
         return length, task.dtype
     if length % 8:
-        raise BulkInputError(f"--dtype binary needs a multiple of 8 dimensions, not {length}.")
+        raise BulkInputError(f"--dtype binary requires a multiple of 8 dimensions, not {length}.")
     return length // 8, "int8"

@@ -2,7 +2,9 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from trio_pool_serve.config.setting import did_you_mean
 
 ALIASES = {
     # TEI
@@ -29,7 +31,7 @@ ALIASES = {
 """Flags with an equivalent of this server; ``{}`` is the value."""
 
 GONE = {
-    "attention": "--backend torch pads every input; the default does not, on a GPU.",
+    "attention": "the default computes without padding on a GPU; --backend torch pads every input.",
     "compile": "use --backend compile.",
     "cpu-backend": "use --backend.",
     "cuda-graphs": "--backend torch computes without CUDA graphs.",
@@ -37,103 +39,103 @@ GONE = {
     "returned-token-ids": """use --pooler-config '{"returned_token_ids": [ID, ID]}'.""",
     "truncate-by-default": "use --long-text truncate.",
     "accept-any-model": """use --served-model-name 'NAME,*', or aliases = ["*"] in a model's table of --config.""",
-    "client-header": "the header X-Forwarded-For is read from --trusted-proxies.",
+    "client-header": "clients are distinguished by X-Forwarded-For of --trusted-proxies.",
     "console": "/console is always served.",
-    "max-connections": "an API process has up to 4096 connections, fewer if it may open few files (ulimit -n).",
+    "max-connections": "an API process accepts up to 4096 connections, or fewer if `ulimit -n` is low.",
     "max-connections-per-address": "limit the connections of one address in a proxy or a firewall.",
     "ssl-keyfile-password": "set the variable TRIO_POOL_SERVE_SSL_KEYFILE_PASSWORD.",
-    "ssl-cert-reqs": "clients need a certificate if --ssl-ca-certs is set.",
+    "ssl-cert-reqs": "--ssl-ca-certs makes a client certificate mandatory.",
     "head-timeout-s": "use --client-timeout-s.",
     "body-timeout-s": "use --client-timeout-s.",
     "write-timeout-s": "use --client-timeout-s.",
-    "template-timeout-s": "a chat template may take 5 seconds.",
-    "media-timeout-s": "fetching an image may take 10 seconds.",
-    "bulk-batch-s": "batches of long inputs take about 20 ms while small requests arrive.",
-    "max-in-flight": "each launching thread has up to two batches in flight.",
-    "client-memory-share": "one client may have half of --memory-budget-bytes.",
+    "template-timeout-s": "a chat template may take up to 5 seconds.",
+    "media-timeout-s": "fetching an image may take up to 10 seconds.",
+    "bulk-batch-s": "while small requests arrive, batches of long inputs are limited to about 20 ms.",
+    "max-in-flight": "each launch thread has up to two batches in flight.",
+    "client-memory-share": "one client may hold half of --memory-budget-bytes.",
     "fairness": "inputs always take turns between clients.",
-    "stall-timeout-s": "it is a tenth of --batch-timeout-s.",
+    "stall-timeout-s": "the timeout is a tenth of --batch-timeout-s.",
     "batch-retry-s": "inputs of a failed batch are computed again for up to 10 seconds.",
-    "probe-interval-s": "ask /readyz?deep=true to have a short input computed.",
+    "probe-interval-s": "`/readyz?deep=true` computes a short input.",
     "engine-link": "engine processes of this machine are always connected by Unix sockets.",
     "replicas-per-gpu": "use --replicas N/gpu.",
     "max-engine-restarts": "an engine process that died 10 times in a row is started again every 5 minutes.",
     "link-timeout-s": "a silent link to another machine is lost after 1.5 seconds.",
-    "retry-lost": "inputs are computed by another engine if theirs is lost.",
+    "retry-lost": "if an engine is lost, another one computes its inputs.",
     "ray-address": "set Ray's own variable RAY_ADDRESS.",
-    "cpus-per-replica": "set OMP_NUM_THREADS, the number of CPUs that are reserved for each replica.",
+    "cpus-per-replica": "set OMP_NUM_THREADS to the number of CPUs to reserve for each replica.",
     "scale-up-queue-s": "replicas are added if the queue takes longer than a fifth of --max-queue-s.",
-    "scale-down-after-s": "a replica that was not needed for 12 times --max-queue-s is drained.",
+    "scale-down-after-s": "a replica that is not needed for 12 times --max-queue-s is drained.",
     "media-num-workers": "two threads prepare images.",
     "postprocess-num-workers": "one thread encodes responses.",
-    "steady-threads": "batches of the Batch API and of bulk commands always have the same number of threads.",
-    "idle-batches": "batches of the Batch API always have idle priority where the system offers it.",
+    "steady-threads": "the Batch API and bulk commands always compute with the same number of threads.",
+    "idle-batches": "batches of the Batch API always run at idle priority if the system supports it.",
     "switch-interval-s": "the interval is 0.5 ms.",
-    "niceness": "threads that compute have a lower priority by 10; start the server under `nice` for another base.",
+    "niceness": "computing threads run at a niceness raised by 10; for another base, start the server under `nice`.",
     "enable-tokenizer-info-endpoint": "/tokenizer_info is always served.",
     "allow-private-media": "list hosts and private networks in --allowed-media-domains, such as *,10.0.0.0/8.",
-    "max-media-bytes": "an image may have 20 MiB, or --max-body-bytes if that is more.",
-    "max-image-pixels": "an image may have 50 million pixels.",
-    "max-images-per-input": "an input may have 16 images.",
+    "max-media-bytes": "the limit is 20 MiB, or --max-body-bytes if that is more.",
+    "max-image-pixels": "the limit is 50 million pixels.",
+    "max-images-per-input": "the limit is 16 images.",
     "media-cache-bytes": "the cache of images takes up to an eighth of --memory-budget-bytes.",
-    "access-log-rate": "100 requests a second are logged, the others are counted.",
+    "access-log-rate": "100 requests per second are logged, and the others are counted.",
     "otlp-endpoint": "set OpenTelemetry's own variable OTEL_EXPORTER_OTLP_ENDPOINT.",
     "batch-api": 'an empty --data-dir "" switches the Files and Batch API off.',
-    "max-unfinished-batches": "an API key may have 100 unfinished batches.",
+    "max-unfinished-batches": "the limit is 100 unfinished batches per API key.",
 }
-"""Settings of earlier versions, with their replacements."""
+"""Removed settings, with their replacements."""
 
 FOREIGN = {
     # vLLM
     "allowed-origins": "use --cors-allow-origins https://a.example,https://b.example",
-    "attention-backend": "kernels are chosen by torch; --backend torch pads every input.",
+    "attention-backend": "torch chooses the kernels; --backend torch pads every input.",
     "compilation-config": "use --backend compile.",
-    "convert": "the model's files say what it is; --task overrides them.",
+    "convert": "the model's files determine the task; --task overrides them.",
     "device-ids": "use --device cuda:N, or CUDA_VISIBLE_DEVICES.",
     "disable-uvicorn-access-log": "requests are logged only with --access-log.",
     "download-dir": "set the variable HF_HUB_CACHE.",
     "disable-log-requests": "requests are logged only with --access-log.",
     "disable-log-stats": "statistics are not logged; see /metrics.",
-    "enable-log-requests": "requests are logged with --access-log, never with their contents.",
+    "enable-log-requests": "--access-log logs requests, without their contents.",
     "enforce-eager": "nothing is compiled by default; --backend torch computes without CUDA graphs.",
-    "load-format": "safetensors are loaded, or else pytorch_model.bin.",
-    "root-path": "routes have fixed paths; a proxy can rename them.",
-    "seed": "nothing is random.",
+    "load-format": "safetensors are loaded, else pytorch_model.bin.",
+    "root-path": "paths of routes are fixed; a proxy can rewrite them.",
+    "seed": "results do not depend on a random seed.",
     "ssl-ciphers": "the cipher suites cannot be chosen.",
-    "swap-space": "nothing is kept of a request after its forward pass.",
-    "tokenizer-mode": "the tokenizer is the one in the model's folder.",
-    "enable-chunked-prefill": "long inputs are batches by themselves.",
-    "enable-lora": "adapters need no switch: use --adapter NAME=FOLDER.",
+    "swap-space": "no state of a request outlives its forward pass.",
+    "tokenizer-mode": "the tokenizer of the model's folder is used.",
+    "enable-chunked-prefill": "an input longer than a batch is computed alone.",
+    "enable-lora": "use --adapter NAME=FOLDER; no switch is needed.",
     "lora-dtype": "adapters are computed in the model's data type.",
-    "max-cpu-loras": "adapters are kept in memory while they are used, up to 64 of a model.",
-    "max-lora-rank": "adapters may have any rank up to 4096.",
-    "max-loras": "a batch has one adapter, and any number takes turns.",
-    "enable-prefix-caching": "each input is computed by itself; --result-cache-bytes keeps results.",
-    "gpu-memory-utilization": "no memory is reserved; --max-batch-tokens bounds a batch.",
-    "hf-overrides": "change config.json in a copy of the folder.",
+    "max-cpu-loras": "up to 64 adapters of a model stay in memory while they are used.",
+    "max-lora-rank": "any rank up to 4096 is accepted.",
+    "max-loras": "any number of adapters take turns, one per batch.",
+    "enable-prefix-caching": "prefixes are not cached; --result-cache-bytes caches results of whole inputs.",
+    "gpu-memory-utilization": "no memory is reserved; --max-batch-tokens limits a batch.",
+    "hf-overrides": "change config.json in a copy of the model's folder.",
     "hf-token": "set the variable HF_TOKEN.",
-    "io-processor-plugin": "use --plugins; a plugin registers a task.",
-    "limit-mm-per-prompt": "an input may have 16 images.",
-    "max-num-queued-reqs": "use --max-queue-s, the time that a request may wait.",
-    "max-num-queued-tokens": "use --max-queue-s, the time that a request may wait.",
+    "io-processor-plugin": "use --plugins; a plugin can register a task.",
+    "limit-mm-per-prompt": "the limit is 16 images per input.",
+    "max-num-queued-reqs": "use --max-queue-s, the maximum time in the queue.",
+    "max-num-queued-tokens": "use --max-queue-s, the maximum time in the queue.",
     "max-num-seqs": "use --max-batch-tokens.",
     "mm-processor-cache-gb": "the cache of images takes up to an eighth of --memory-budget-bytes.",
     "optimization-level": "use --backend compile.",
     "otlp-traces-endpoint": "set OpenTelemetry's own variable OTEL_EXPORTER_OTLP_ENDPOINT.",
     "override-pooler-config": "use --pooler-config.",
     "quantization": "use --dtype int8 (CPU).",
-    "runner": "the model's files say what it is; --task overrides them.",
-    "tensor-parallel-size": "a model must fit on one device; --replicas uses several.",
-    "tokenizer": "the tokenizer is the one in the model's folder.",
+    "runner": "the model's files determine the task; --task overrides them.",
+    "tensor-parallel-size": "a model must fit on one device; --replicas uses several devices.",
+    "tokenizer": "the tokenizer of the model's folder is used.",
     # TEI
-    "dense-path": "dense layers are those that the model's modules.json names.",
+    "dense-path": "the model's modules.json lists the dense layers.",
     "hf-api-token": "set the variable HF_TOKEN.",
     "huggingface-hub-cache": "set the variable HF_HUB_CACHE.",
     "max-batch-requests": "use --max-batch-tokens.",
-    "max-concurrent-requests": "use --max-queue-s, the time that a request may wait.",
+    "max-concurrent-requests": "use --max-queue-s, the maximum time in the queue.",
     "otlp-service-name": "set the variable OTEL_SERVICE_NAME.",
-    "prometheus-port": "/metrics is on the server's own port.",
-    "uds-path": "it is for TEI's own processes; --host unix:PATH listens on a Unix socket.",
+    "prometheus-port": "/metrics is served on the server's own port.",
+    "uds-path": "TEI's processes use it internally; --host unix:PATH listens on a Unix socket.",
 }
 """Flags of vLLM and TEI without an equivalent, with what to do instead."""
 
@@ -162,22 +164,28 @@ def translate(arguments: Sequence[str]) -> list[str]:
     return translated
 
 
-def refuse_unknown(names: Iterable[str], written: Callable[[str], str] | None = None) -> None:
+def refuse_unknown(
+    names: Iterable[str], written: Callable[[str], str] | None = None, known: Collection[str] | None = None
+) -> None:
     """Raise ``ValueError`` for names that are not settings, with what to use instead.
 
     ``names`` are flags without their dashes. With ``written``, which returns a name as it was written, they are keys or
-    variables.
+    variables. Without ``known``, the names of all settings, unknown names are left to the parser of flags.
     """
     reasons = []
     for name in map(_name, names):
         positive, shown = name.removeprefix("no-"), written(name) if written else f"--{name}"
         if positive in GONE:
-            reasons.append(f"{shown} is gone: {GONE[positive]}")
+            reasons.append(f"{shown} was removed: {GONE[positive]}")
         elif positive in FOREIGN:
-            reasons.append(f"{shown} is not offered: {FOREIGN[positive]}")
+            reasons.append(f"{shown} is not supported: {FOREIGN[positive]}")
         elif name in ALIASES and written is not None:
             ours = ALIASES[name].removeprefix("--").partition("=")[0] if "=" in ALIASES[name] else "model"
             reasons.append(f"{shown} is not a setting: use {written(ours).rpartition(': ')[2]}.")
+        elif known is not None and written is not None and name not in known:
+            otherwise = ". docs/settings.md lists all settings."
+            end = did_you_mean(name, known, otherwise, lambda each: written(each).rpartition(": ")[2])
+            reasons.append(f"{shown} is not a setting{end}")
     if reasons:
         raise ValueError("\n".join(reasons))
 

@@ -68,21 +68,23 @@ class Config:
     def __attrs_post_init__(self) -> None:
         only_tables = self.tables.by_name and not self.models
         if self.loading.served_model_name is not None and (only_tables or len(self.models) > 1):
-            raise ValueError("--served-model-name is for one model: NAME,NAME. Several models are named by NAME=MODEL.")
+            raise ValueError("--served-model-name names one model. Name several models by NAME=MODEL.")
         if self.loading.adapter and (only_tables or len(self.models) > 1):
-            raise ValueError("--adapter is for one model. Those of several models are set in tables, [models.NAME].")
+            raise ValueError(
+                "--adapter is for one model. With several models, set adapters in their tables [models.NAME]."
+            )
         self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
-            raise ValueError("--engine local computes in the API process: use --engine-hosts with --engine process.")
+            raise ValueError("--engine-hosts excludes --engine local; for local engines, too, use --engine process.")
         self._check_model_changes()
 
     def _check_names(self) -> None:
         taken: dict[str, ModelSource] = {}
         for source in self.sources:
             if source.name == ANY_NAME:
-                raise ValueError("`*` stands for all other names. A model needs a name of its own: NAME,*.")
+                raise ValueError("`*` stands for all other names. Give the model a name of its own too: NAME,*.")
             if ANY_NAME in source.adapters:
-                raise ValueError("`*` stands for all other names. An adapter needs a name of its own: NAME=FOLDER.")
+                raise ValueError("`*` stands for all other names. Give the adapter a name of its own: NAME=FOLDER.")
             if len(source.adapters) < len(source.loading.adapter):
                 raise ValueError(f"Two adapters of {source.name} have the same name.")
             for name in (source.name, *source.aliases, *source.adapters):
@@ -94,8 +96,8 @@ class Config:
                 taken[name] = source
         if not taken:
             raise NoModelError(
-                "No model: give a local folder or the id of a model on the hub, or tables [models.NAME] in the file of "
-                "--config."
+                "No model given: name a local folder or the id of a model on the hub, or write tables [models.NAME] "
+                "in the file of --config."
             )
 
     def _check_model_changes(self) -> None:
@@ -104,8 +106,8 @@ class Config:
             self.processes.engine not in (None, "local") or self.processes.api_workers > 1 or self.hosts.engine_hosts
         ):
             raise ValueError(
-                f"{flag} is for models that compute in the API process: it requires --engine local, and neither "
-                "--api-workers nor --engine-hosts."
+                f"{flag} requires models that compute in the API process: --engine local, one API worker, and no "
+                "--engine-hosts."
             )
 
     @property
@@ -134,5 +136,5 @@ def import_plugins(config: Config) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            raise ValueError(f"--plugins: {name} cannot be imported: {error!r}") from error
+            raise ValueError(f"--plugins: {name} cannot be imported: {type(error).__name__}: {error}") from error
         imported_plugins.append(name)

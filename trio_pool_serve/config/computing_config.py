@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, le, optional
+from attrs.validators import ge, gt, in_, optional
 
-from trio_pool_serve.config.setting import Setting, matches
+from trio_pool_serve.config.setting import Setting, matches, within
 
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 
@@ -33,39 +33,39 @@ class SchedulingConfig:
     max_batch_tokens: Annotated[
         int | Literal["auto"],
         Setting(
-            "Maximum tokens in a batch, padding included. A longer single input is a batch by itself. auto is "
-            f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on CPU. On a GPU, full batches are computed at the "
-            "start, and the number is halved until they fit into its memory."
+            "Maximum tokens in a batch, including padding. An input that is longer is computed alone. auto: "
+            f"{GPU_BATCH_TOKENS} on a GPU, {CPU_BATCH_TOKENS} on CPU. On a GPU, full batches are tried at start-up, "
+            "and the number is halved until they fit into its memory."
         ),
     ] = field(default="auto", validator=matches(r"auto|[1-9]\d*", "auto or a number of tokens"))
     max_queue_s: Annotated[
         float,
         Setting(
-            "Time that a request may wait to be computed. It is estimated when the request arrives. Requests that "
-            "would wait longer get a 429 response."
+            "Maximum time of a request in the queue. It is estimated when the request arrives. If it would be longer, "
+            "the request gets a 429 response."
         ),
     ] = field(default=5.0, validator=gt(0))
     memory_budget_bytes: Annotated[
         int,
         Setting(
-            "Maximum memory that requests hold. It counts bodies of more than 16 KiB, images, token embeddings, "
-            "vectors, and responses until they have been sent; one client may hold half of it. Further requests get a "
-            "429 response; those that are being computed wait. The cache of images takes up to an eighth of it."
+            "Maximum memory that requests hold: bodies of more than 16 KiB, images, token embeddings, vectors, and "
+            "responses until they are sent. One client may hold half of it. If the memory is used up, new requests get "
+            "a 429 response, and requests that are being computed wait. The image cache takes up to an eighth of it."
         ),
     ] = field(default=2 * 2**30, validator=gt(0))
     result_cache_bytes: Annotated[
         int,
         Setting(
-            "Maximum size of the cache of results; 0 disables it. Inputs that were computed before are answered from "
-            "it. The API processes divide it between them."
+            "Maximum size of the result cache, which answers inputs that were computed before; 0 disables it. The API "
+            "processes divide it between them."
         ),
     ] = field(default=0, validator=ge(0))
     batch_timeout_s: Annotated[
         float,
         Setting(
-            "Maximum duration of a batch. After it, the device is assumed to hang, and the engine ends. After a tenth "
-            "of it, a batch that has not returned, or an engine process that is silent, counts as stalled: `/readyz` "
-            "returns 503, and other replicas get new inputs."
+            "Maximum duration of a batch. If a batch takes longer, the device is assumed to hang, and the engine "
+            "exits. If a batch has not returned, or an engine process is silent, for a tenth of this time, it counts "
+            "as stalled: `/readyz` returns 503, and new inputs go to other replicas."
         ),
     ] = field(default=300.0, validator=gt(0))
 
@@ -87,19 +87,20 @@ class ProcessesConfig:
     engine: Annotated[
         Placement | None,
         Setting(
-            "Where models compute. local: in the API process. process: in engine processes of this machine. hosts: on "
-            "`--engine-hosts` only. ray: in engine processes that Ray places on the nodes of a cluster.",
-            default="hosts with --engine-hosts; local for texts on CPU by OpenVINO, for static embeddings, on a single "
-            "core and under plain hypercorn; else process",
+            "Where models compute. local: in the API process. process: in engine processes on this machine. hosts: "
+            "only on `--engine-hosts`. ray: in engine processes that Ray places on the nodes of a cluster.",
+            default="hosts if --engine-hosts is set; local for texts on CPU by OpenVINO, for static embeddings, on a "
+            "single core and under plain hypercorn; else process",
         ),
     ] = field(default=None, validator=optional(in_(get_args(Placement))))
     replicas: Annotated[
         int | str | None,
         Setting(
-            "Batches of a model computed at a time: N, or N/gpu. Each has an engine process, or a thread with "
-            "`--engine local`. Engine processes are spread over the GPUs of `--device`; `2/gpu` is 2 on each. With "
-            "`--engine ray`, N is in the whole cluster, and `1..8` is a range: as many as the queue needs.",
-            default="1/gpu; on CPU 1 per core, up to 4, more by trial; 1 with --engine ray",
+            "Batches of a model computed at a time: N, or N/gpu. Each has its own engine process, "
+            "or, with `--engine local`, its own thread. Engine processes are spread over the GPUs of `--device`; "
+            "`2/gpu` is 2 on each. With `--engine ray`, N counts the whole cluster, and a range such as `1..8` follows "
+            "the queue.",
+            default="1/gpu; on CPU 1 per core, up to 4, or more if a trial is faster; 1 with --engine ray",
         ),
     ] = field(
         default=None,
@@ -108,22 +109,22 @@ class ProcessesConfig:
     gpus_per_replica: Annotated[
         float,
         Setting(
-            "GPUs that Ray reserves for each replica with `--engine ray`, up to 1. A fraction lets replicas share a "
-            "GPU; with 0 they compute on CPU."
+            "GPUs that Ray reserves for each replica with `--engine ray`, from 0 to 1. A fraction lets replicas share "
+            "a GPU; 0 computes on CPU."
         ),
-    ] = field(default=0.0, validator=[ge(0), le(1)])
+    ] = field(default=0.0, validator=within(0, 1))
     api_workers: Annotated[
         int,
-        Setting("Number of API processes. They share the listening socket. More than 1 requires `--engine process`."),
+        Setting("Number of API processes, which share the listening socket. More than 1 excludes `--engine local`."),
     ] = field(default=1, validator=gt(0))
     plugins: Annotated[
         str,
         Setting(
-            "Python modules that API and engine processes import first, separated by commas. They register kinds of "
-            "model, tasks, dialects and routes.",
+            "Python modules that API and engine processes import first, separated by commas. They can register kinds "
+            "of model, tasks, dialects and routes.",
             default="none",
         ),
-    ] = field(default="", validator=matches(r"([\w.]+(,[\w.]+)*)?", "a list of Python modules with commas"))
+    ] = field(default="", validator=matches(r"([\w.]+(,[\w.]+)*)?", "a list of Python modules, separated by commas"))
 
     @property
     def computes_here(self) -> bool:
@@ -146,17 +147,17 @@ class ProcessesConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.engine == "local" and self.api_workers > 1:
-            raise ValueError("--engine local computes in the only API process: it requires --api-workers 1.")
+            raise ValueError("--engine local requires --api-workers 1; with several API workers, use --engine process.")
         if self.engine == "ray" and self.replicas_per_gpu is not None:
             raise ValueError(
-                f"--replicas {self.replicas} counts the GPUs of this machine; with --engine ray give a number or a "
-                "range, and --gpus-per-replica."
+                f"--replicas {self.replicas} counts the GPUs of this machine. With --engine ray, give a number or a "
+                "range, and set --gpus-per-replica."
             )
         if ".." in str(self.replicas) and self.engine != "ray":
-            raise ValueError("--replicas: a range requires --engine ray.")
+            raise ValueError(f"--replicas {self.replicas}: a range requires --engine ray.")
         least, most = self.replica_range or (1, 1)
         if least > most:
-            raise ValueError(f"--replicas: {self.replicas} begins with the larger number.")
+            raise ValueError(f"--replicas {self.replicas}: write the smaller number first.")
 
 
 @frozen(kw_only=True)
@@ -166,25 +167,25 @@ class HostsConfig:
     engine_hosts: Annotated[
         str,
         Setting(
-            "Engines on other machines: `HOST:PORT,HOST:PORT`, or a file with one in each line. `trio-pool-serve "
-            "engine` starts one. A name with several addresses stands for an engine at each. Send SIGHUP to reload the "
-            "file. They compute alone, or beside local ones with `--engine process`.",
+            "Engines on other machines: `HOST:PORT,HOST:PORT`, or a file with one address per line. `trio-pool-serve "
+            "engine` starts an engine. A host name with several addresses stands for an engine at each. Send SIGHUP to "
+            "reload the file. Only these engines compute; `--engine process` adds local ones.",
             default="none",
         ),
     ] = ""
     key_file: Annotated[
         Path | None,
         Setting(
-            "File with the secret key, of at least 32 characters, by which an engine and this server know each other. "
-            "If it has several lines, the first key is used, and the others are accepted, too. Send SIGHUP to reload "
-            "the file.",
+            "File with the secret key by which an engine and its servers authenticate each other: at least 32 "
+            "characters. If the file contains several lines, the first key is used, and the others are accepted too. "
+            "Send SIGHUP to reload the file.",
             default="none",
         ),
     ] = None
     zone: Annotated[
         str,
         Setting(
-            "The zone of this process: inputs go to engines of other zones only after waiting for 50 ms.",
+            "Zone of this process. Inputs go to engines in other zones only after they have waited for 50 ms.",
             default="none",
         ),
     ] = field(default="", validator=matches(ZONE, "a zone: up to 63 letters, digits, `.`, `_` and `-`"))

@@ -1,4 +1,4 @@
-"""Descriptions of the options of commands that are no settings of the server, for ``--help``."""
+"""Descriptions of options that are not settings of the server, for ``--help``."""
 
 from cyclopts import Parameter
 

@@ -21,119 +21,118 @@ class ModelConfig:
     served_model_name: Annotated[
         str | None,
         Setting(
-            "Name in the API, or several with commas. Requests select the model by any of them, and responses contain "
-            "the first. `*` stands for all other names.",
+            "Names of the model in the API, separated by commas. Requests may use any of them; responses contain the "
+            "first. `*` stands for all other names.",
             default="MODEL",
         ),
     ] = field(default=None, validator=optional(matches(r"[^,]+(,[^,]+)*", "a name, or several with commas")))
     revision: Annotated[
         str | None,
-        Setting("Version of a model on the hub: a branch name, a tag name or a commit id.", default="main"),
+        Setting("Version of a model on the hub: a branch, a tag or a commit id.", default="main"),
     ] = None
     adapter_base: Annotated[
         str | None,
         Setting(
             "Base model of a LoRA adapter that is served by itself: a folder or a hub id.",
-            default="the adapter's base_model_name_or_path, or a folder of its name beside the adapter",
+            default="base_model_name_or_path of the adapter, or a folder of that name beside it",
         ),
     ] = None
     trust_remote_code: Annotated[bool, Setting("Run Python code from the model's repository.")] = False
     dtype: Annotated[
         Dtype,
         Setting(
-            "Data type of weights and activations. auto is bfloat16 if the CPU or GPU computes it natively, else "
-            "float32. float16 is for GPUs; on CPU it is as auto. int8 is for CPU, by OpenVINO: the first start "
-            "quantises the model, which takes longer; outputs differ a little from float32, and the model is refused "
-            "if they differ much."
+            "Data type of weights and activations. auto: bfloat16 if the CPU or GPU computes it natively, else "
+            "float32. float16: for GPUs; on CPU the same as auto. int8: on CPU, by OpenVINO. The first start in int8 "
+            "quantises the model, which takes longer. Outputs differ slightly from float32; if they differ too much, "
+            "the server refuses the model."
         ),
     ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[
         str,
         Setting(
-            "Device: auto, cpu, cuda or cuda:N. cuda is all visible GPUs, with `--engine local` the "
-            "first. cuda:N is the N-th of them alone, from 0. auto is cuda, or the CPU if there is no GPU."
+            "Device: auto, cpu, cuda or cuda:N. auto: cuda if there is a GPU, else cpu. cuda: all visible GPUs; with "
+            "`--engine local` only the first. cuda:N: only GPU N of the visible ones, counted from 0."
         ),
     ] = "auto"
     backend: Annotated[
         BackendChoice,
         Setting(
-            "Backend that computes the model. auto: on CPU OpenVINO if it is installed, gives the same output as torch "
-            "and is faster, else torch; on a GPU torch without padding and with CUDA graphs, if a check at load time "
-            "finds the same outputs. openvino: OpenVINO, on CPU only. torch: torch with padding and without CUDA "
-            "graphs. compile: torch.compile, which takes a minute or more at start and needs a C++ compiler."
+            "Backend that computes the model. auto, on CPU: OpenVINO if it is installed, matches torch's output and "
+            "is faster, else torch. auto, on a GPU: torch without padding and with CUDA graphs if a check at load time "
+            "finds the same outputs. openvino: OpenVINO, only on CPU. torch: torch with padding and without CUDA "
+            "graphs. compile: torch.compile, which needs a C++ compiler and delays the start by a minute or more."
         ),
     ] = field(default="auto", validator=in_(get_args(BackendChoice)))
     cache_dir: Annotated[
         str | None,
         Setting(
-            "Directory for models converted to OpenVINO's format, which later starts load. With an empty value nothing "
-            "is kept, and each replica converts the model itself.",
+            "Directory for models that were converted to OpenVINO's format, which later starts load. If it is empty, "
+            "nothing is kept, and each replica converts the model itself.",
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None
     max_model_len: Annotated[
         int | None,
-        Setting("Maximum tokens of an input, special ones included.", default="from the model's files"),
+        Setting("Maximum tokens per input, with special tokens.", default="from the model's files"),
     ] = field(default=None, validator=optional(gt(0)))
     long_text: Annotated[
         LongText | None,
         Setting(
             "How to handle inputs that are too long. Fields of a request take precedence. refuse: respond with 400. "
             "truncate: truncate the input. chunk: embed a text in windows and return the mean of their vectors, "
-            "weighted by their tokens; TEI's routes truncate, and inputs other than texts to embed are refused.",
+            "weighted by tokens. With chunk, TEI's routes truncate, and inputs that are not texts to embed are "
+            "refused.",
             default="truncate for TEI's routes, else refuse",
         ),
     ] = field(default=None, validator=optional(in_(get_args(LongText))))
     pooling: Annotated[
         Pooling | None,
         Setting(
-            "How token states become one vector.",
+            "Pooling of token states into one vector.",
             default="from the model's files, else mean",
         ),
     ] = field(default=None, validator=optional(in_(get_args(Pooling))))
     normalize: Annotated[
         bool | None,
         Setting(
-            "Scale vectors to unit length. A request can choose.",
-            default="from the model's files, else not",
+            "Scale vectors to unit length. A request can override it.",
+            default="from the model's files, else off",
         ),
     ] = None
     pooler_config: Annotated[
         str | None,
         Setting(
-            'vLLM\'s settings for pooling as a JSON object, such as `{"pooling_type": "CLS"}`: sets `--pooling`, '
-            "`--normalize`, `--task` and `--long-text`. `step_tag_id` and `returned_token_ids` make a causal language "
-            "model judge steps.",
+            'vLLM\'s settings of pooling as a JSON object, such as `{"pooling_type": "CLS"}`. It sets `--pooling`, '
+            "`--normalize`, `--task` and `--long-text`. `step_tag_id` and `returned_token_ids` let a causal language "
+            "model score the steps of a solution.",
             default="none",
         ),
     ] = None
     chat_template: Annotated[
         str | None,
-        Setting(
-            "File with a Jinja chat template, or the template itself, in place of the model's own.", default="none"
-        ),
+        Setting("Jinja chat template that replaces the model's own: a file, or the template itself.", default="none"),
     ] = field(default=None, validator=optional(matches(r"(?s).+", "a file or a template")))
     default_prompt_name: Annotated[
         str | None,
         Setting(
-            "Name of the model's prompt template that is prepended to texts unless the request chooses one. If it is "
-            "empty, none is.",
+            "Name of the model's prompt template that is prepended to texts unless the request chooses one. If the "
+            "name is empty, nothing is prepended.",
             default="from the model's files",
         ),
     ] = None
     default_prompt: Annotated[
         str | None,
         Setting(
-            "Text that is prepended to texts unless the request chooses one; instead of `--default-prompt-name`.",
+            "Text that is prepended to texts unless the request chooses a prompt. Excludes `--default-prompt-name`.",
             default="none",
         ),
     ] = None
     adapter: Annotated[
         tuple[str, ...],
         Setting(
-            "LoRA adapter of the model, `NAME=FOLDER` with a local folder or the id of an adapter on the hub; may be "
-            "given several times. Requests select the model with the adapter by its name. With several models, set "
-            "it in their tables of `--config`.",
+            "LoRA adapter of the model: `NAME=FOLDER`, with a local folder or the id of an adapter on the hub. Repeat "
+            "the flag for several adapters. Requests select an adapter by its name, as if it were a model. With "
+            "several models, set adapters in their tables of `--config`.",
             default="none",
         ),
     ] = field(
@@ -144,8 +143,8 @@ class ModelConfig:
     task: Annotated[
         PoolingTask | None,
         Setting(
-            "Task of the model, and the default task of `/pooling`. The server does not start if the model's files do "
-            "not support it. score also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose "
+            "Task of the model, and the default task of `/pooling`. If the model's files do not support it, the server "
+            "does not start. score also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose "
             "files declare no task.",
             default="from the model's files",
         ),
@@ -153,12 +152,12 @@ class ModelConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.default_prompt is not None and self.default_prompt_name is not None:
-            raise ValueError("--default-prompt and --default-prompt-name exclude each other.")
+            raise ValueError("Set either --default-prompt or --default-prompt-name, not both.")
 
 
 @frozen(kw_only=True)
 class ModelChangesConfig:
-    """Which models are loaded, and when they are unloaded, while the server runs. Requires `--engine local`."""
+    """Loading and unloading of models while the server runs. Requires `--engine local`."""
 
     model_api: Annotated[
         bool,
@@ -170,15 +169,15 @@ class ModelChangesConfig:
     idle_unload_s: Annotated[
         float,
         Setting(
-            "Time without a request after which a model is unloaded; 0 is never. The next request for it waits until "
-            "it is loaded again."
+            "Time without a request after which a model is unloaded; 0 is never. The next request for the model waits "
+            "until it is loaded again."
         ),
     ] = field(default=0.0, validator=ge(0))
     max_loaded_models: Annotated[
         int | None,
         Setting(
-            "Maximum number of loaded models. When another one is needed, the least recently used is unloaded. At the "
-            "start, the first N models are loaded.",
+            "Maximum number of loaded models. If a request needs another one, the least recently used model is "
+            "unloaded. At start-up, the first N models are loaded.",
             default="no limit",
         ),
     ] = field(default=None, validator=optional(gt(0)))

@@ -4,14 +4,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-import msgspec
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.config.model_config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of, with_pooler_config
-from trio_pool_serve.config.setting import plain_message
+from trio_pool_serve.config.setting import Text, converted, did_you_mean, plain_message
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -21,8 +20,6 @@ ANY_NAME = "*"
 OF_THE_SERVER = frozenset({"served_model_name", "device", "cache_dir"})
 """Settings that tables do not accept. A model is named by its table, and by ``aliases``."""
 
-Text = Annotated[str, msgspec.Meta(min_length=1)]
-
 KEYS: Mapping[str, Any] = {
     "model": Text,
     "aliases": tuple[Text, ...],
@@ -30,7 +27,7 @@ KEYS: Mapping[str, Any] = {
 }
 """The keys of a model's table, with their types."""
 
-WORDS: Mapping[Any, str] = {int: "a whole number", bool: "true or false", str: "a text", Text: "a text, not empty"}
+ACCEPTED = ", ".join(KEYS)
 
 EXCLUSIVE = {"default_prompt": "default_prompt_name", "default_prompt_name": "default_prompt"}
 
@@ -67,7 +64,7 @@ def source_of(model: str, loading: ModelConfig) -> ModelSource:
     if not equals or Path(model).is_dir():
         name, location = model, model
     if not (name and location):
-        raise ValueError(f"`{model}` is not NAME=MODEL: it needs a name and a model.")
+        raise ValueError(f"`{model}` is not MODEL or NAME=MODEL: the name or the model is empty.")
     given = loading.served_model_name
     first, *aliases = map(str.strip, given.split(",")) if given else [name]
     return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))
@@ -79,13 +76,15 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     Raises ``ValueError``, which names the key.
     """
     if not isinstance(table, Mapping):
-        raise ValueError('A table is expected, such as `model = "org/name"`.')  # noqa: TRY004  (of the user's file)
+        raise ValueError(f'Write a table, such as `model = "org/name"`, not {table!r}.')  # noqa: TRY004  (of the user's file)
     own = {key.replace("-", "_"): value for key, value in table.items()}
     if len(own) < len(table):
         raise ValueError("A setting is given twice, with `-` and with `_`.")
     if unknown := own.keys() - KEYS:
-        raise ValueError(f"A model has no setting `{min(unknown)}`. Accepted are: {', '.join(KEYS)}.")
-    own = {key: _converted(key, value) for key, value in own.items()}
+        if of_server := unknown & OF_THE_SERVER:
+            raise ValueError(f"`{min(of_server)}` is not a setting of one model; it is a flag of the server.")
+        raise ValueError(f"Unknown key {min(unknown)}{did_you_mean(min(unknown), KEYS, f'; accepted: {ACCEPTED}.')}")
+    own = {key: converted(key, value, KEYS[key]) for key, value in own.items()}
     if not name or "model" not in own:
         raise ValueError("A model needs a name and `model`, a local folder or the id of a model on the hub.")
     location, aliases = own.pop("model"), own.pop("aliases", ())
@@ -97,17 +96,6 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     except ValueError as error:
         raise ValueError(plain_message(error)) from error
     return ModelSource(name, location, aliases, loading)
-
-
-def _converted(key: str, value: object) -> Any:
-    try:
-        return msgspec.convert(value, KEYS[key])
-    except msgspec.ValidationError as error:
-        parts = (KEYS[key], *get_args(KEYS[key]))  # of a literal, or of an optional one
-        choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
-        words = {part: "a list of texts" for part in parts if get_origin(part) is tuple} | dict(WORDS)
-        accepted = ", ".join(choices) or next(words[part] for part in parts if part in words)
-        raise ValueError(f"`{key}` is {value!r}; accepted: {accepted}.") from error
 
 
 @frozen
@@ -141,5 +129,5 @@ def read_toml(path: str) -> tuple[dict[str, Any], ModelTables]:
         raise ValueError(f"{path}: {error}") from error
     tables = settings.pop("models", {})
     if not isinstance(tables, dict):
-        raise ValueError(f"{path}: `models` is for tables of models, [models.NAME].")  # noqa: TRY004  (the user's)
+        raise ValueError(f"{path}: `models` must consist of tables, [models.NAME].")  # noqa: TRY004  (the user's)
     return settings, ModelTables(path, tables)

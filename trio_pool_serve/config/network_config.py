@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, in_, le
+from attrs.validators import gt, in_
 
-from trio_pool_serve.config.setting import Setting, entries_of, matches
+from trio_pool_serve.config.setting import Setting, entries_of, matches, within
 
 UNIX = "unix"
 """Prefix of the path of a Unix socket to listen on; in the trusted proxies: all clients of that socket."""
@@ -28,47 +28,49 @@ class NetworkConfig:
 
     host: Annotated[
         str,
-        Setting("Host name or IP address to listen on, or unix:PATH. A Unix socket has no `--port`."),
+        Setting("Host name or IP address to listen on, or unix:PATH. With a Unix socket, `--port` has no effect."),
     ] = field(default="127.0.0.1", validator=matches(r"(?s).+", "a host name, an IP address or unix:PATH"))
     port: Annotated[int, Setting("Port to listen on; 0 selects a free one.")] = field(
-        default=8000, validator=[ge(0), le(65535)]
+        default=8000, validator=within(0, 65535)
     )
     api_key: Annotated[
         str | None,
         Setting(
-            "Key of clients, or several with commas. Clients send it as `Authorization: "
-            "Bearer KEY`, or in the header `X-Api-Key` or `api-key`.",
+            "API keys of clients, separated by commas. Clients send a key as `Authorization: Bearer KEY`, or in the "
+            "header `X-Api-Key` or `api-key`.",
             default="none",
         ),
     ] = field(default=None, repr=False)
     api_keys_file: Annotated[
         Path | None,
         Setting(
-            "TOML file with keys, their models and limits. Each table contains a key or its SHA-256. Send SIGHUP to "
-            "reload the file. See docs/operations.md.",
+            "TOML file with API keys, their models and limits. Each table contains a key or its SHA-256. Send SIGHUP "
+            "to reload the file. See docs/keys-and-tls.md.",
             default="none",
         ),
     ] = None
     trusted_proxies: Annotated[
         str,
         Setting(
-            "Addresses and networks of proxies, separated by commas; `unix` trusts those on the Unix socket. Their "
-            "header `X-Forwarded-For` tells clients without API keys apart. From other addresses it is ignored.",
+            "Addresses and networks of trusted proxies, separated by commas; `unix` trusts all clients of the Unix "
+            "socket. The header `X-Forwarded-For` of these proxies distinguishes clients without API keys. From other "
+            "addresses, the header is ignored.",
             default="none",
         ),
     ] = ""
     api_key_scope: Annotated[
         KeyScope,
         Setting(
-            "Routes that require a key. all: all but probes. all-but-metrics: all but probes and `/metrics`. "
-            "all-but-models: all but probes and the list of models, which some clients request without a key. "
+            "Routes that require a key. all: all except probes. all-but-metrics: all except probes and `/metrics`. "
+            "all-but-models: all except probes and the list of models, which some clients request without a key. "
             "vllm: only paths that begin with `/v1` or `/v2`, as in vLLM."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
     cors_allow_origins: Annotated[
         str,
         Setting(
-            "Origins whose pages may send requests; * is all. Separate several, such as `https://a.org`, by commas.",
+            "Origins whose pages may send requests; * allows all. Separate several, such as `https://a.org`, by "
+            "commas.",
             default="none",
         ),
     ] = ""
@@ -78,7 +80,7 @@ class NetworkConfig:
     ssl_certfile: Annotated[
         Path | None,
         Setting(
-            "PEM file with the certificate; enables TLS. Certificates of its issuers follow in the file.",
+            "PEM file with the certificate; enables TLS. Append the certificates of its issuers.",
             default="none",
         ),
     ] = None
@@ -92,10 +94,12 @@ class NetworkConfig:
     ] = None
     ssl_ca_certs: Annotated[
         Path | None,
-        Setting("PEM file with certificate authorities. Clients need a certificate of one of them.", default="none"),
+        Setting(
+            "PEM file with certificate authorities. Clients must present a certificate of one of them.", default="none"
+        ),
     ] = None
     strict_requests: Annotated[
-        bool, Setting("Refuse requests with unknown fields at the top level, instead of ignoring the fields.")
+        bool, Setting("Refuse requests with unknown fields at the top level instead of ignoring these fields.")
     ] = False
     max_inputs_per_request: Annotated[int, Setting("Maximum number of inputs in a request.")] = field(
         default=2048, validator=gt(0)
@@ -108,13 +112,13 @@ class NetworkConfig:
                 f"--host `{self.host}`: the path of a Unix socket has 1 to {MAX_SOCKET_PATH} bytes, not {n_bytes}."
             )
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
-            raise ValueError("--ssl-keyfile and --ssl-ca-certs require --ssl-certfile; without it there is no TLS.")
+            raise ValueError("--ssl-keyfile and --ssl-ca-certs require --ssl-certfile, which enables TLS.")
         if self.api_key is not None and not self.api_key_list:
-            raise ValueError("--api-key has no key.")
+            raise ValueError("--api-key is empty: give a key, or leave out the flag.")
         try:
             self.proxy_networks  # noqa: B018  (raises)
         except ValueError as error:
-            raise ValueError(f"--trusted-proxies: {error}.") from error
+            raise ValueError(f"--trusted-proxies: {error}; accepted: addresses, networks and unix.") from error
 
     @property
     def unix_socket(self) -> Path | None:

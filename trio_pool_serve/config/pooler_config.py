@@ -1,12 +1,14 @@
 """vLLM's ``--pooler-config``, translated to this server's settings."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import msgspec
 from attrs import evolve
 
 from trio_pool_serve.config.model_config import ModelConfig, Pooling
+from trio_pool_serve.config.setting import choices_of, did_you_mean
 from trio_pool_serve.types import PoolingTask
 
 RowPooling: TypeAlias = Literal["CLS", "LAST", "MEAN"]
@@ -40,9 +42,9 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
-            raise ValueError("pooling_type excludes seq_pooling_type and tok_pooling_type")
+            raise ValueError("Set either pooling_type, or seq_pooling_type and tok_pooling_type")
         if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
-            raise ValueError("normalize and use_activation mean the same, but differ")
+            raise ValueError("normalize and use_activation are one setting, but differ")
 
     def settings(self) -> dict[str, Any]:
         """Return the equivalent settings of this server, by name."""
@@ -57,10 +59,24 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def pooler_config_of(loading: ModelConfig) -> PoolerConfig:
     """Return the ``pooler_config`` of a model's settings. Raises ``ValueError`` if it is invalid."""
+    text = loading.pooler_config or "{}"
     try:
-        return msgspec.json.decode(loading.pooler_config or "{}", type=PoolerConfig, strict=False)
+        return msgspec.json.decode(text, type=PoolerConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--pooler-config: {_reason(str(error))}") from error
     except msgspec.DecodeError as error:
-        raise ValueError(f"--pooler-config is not understood: {error}.") from error
+        raise ValueError(f"--pooler-config: `{text}` is not a JSON object.") from error
+
+
+def _reason(message: str) -> str:
+    """Return an error of msgspec in the words of this server's other messages."""
+    hints = get_type_hints(PoolerConfig)
+    if unknown := re.search("unknown field `(.*)`", message):
+        accepted = ", ".join(hints)
+        return f"Unknown field {unknown[1]}{did_you_mean(unknown[1], hints, f'; accepted: {accepted}.')}"
+    if choice := re.search(r"Invalid enum value ('.*') - at `\$\.(\w+)`", message):
+        return f"{choice[2]} is {choice[1]}; accepted: {', '.join(choices_of(hints[choice[2]]))}."
+    return f"{message}."
 
 
 def with_pooler_config(loading: ModelConfig) -> ModelConfig:
@@ -72,5 +88,6 @@ def with_pooler_config(loading: ModelConfig) -> ModelConfig:
     for name, value in meant.items():
         given = getattr(loading, name)
         if given not in (None, value):
-            raise ValueError(f"--pooler-config says {value!r} where --{name.replace('_', '-')} is {given!r}.")
+            flag = name.replace("_", "-")
+            raise ValueError(f"--pooler-config sets {name} to {value!r}, but --{flag} is {given!r}.")
     return evolve(loading, **meant)

@@ -28,13 +28,13 @@ class TimeLimitsConfig:
     client_timeout_s: Annotated[
         float,
         Setting(
-            "Time for a client to send headers or a body, or to read. It applies separately to the headers of a "
-            "request, to its body, and to each 256 KiB of its response."
+            "Maximum time for a client to send or receive. It applies separately to the headers of a request, to its "
+            "body, and to each 256 KiB of its response."
         ),
     ] = field(default=60.0, validator=gt(0))
     drain_timeout_s: Annotated[
         float,
-        Setting("Time for running requests to finish after SIGTERM. After it, they are aborted."),
+        Setting("Time for running requests to finish after SIGTERM. Then they are aborted."),
     ] = field(default=30.0, validator=gt(0))
 
 
@@ -89,7 +89,7 @@ def _network_of(entry: str) -> IPv4Network | IPv6Network | None:
     except ValueError as error:
         if HOST.fullmatch(entry):
             return None
-        raise ValueError(f"--allowed-media-domains: {entry} is neither a host nor a network: {error}.") from error
+        raise ValueError(f"--allowed-media-domains: `{entry}` is neither a host nor a network: {error}.") from error
 
 
 @frozen(kw_only=True)
@@ -99,20 +99,17 @@ class BatchConfig:
     data_dir: Annotated[
         str | None,
         Setting(
-            "Directory for uploaded files, batches and their results. One server uses it at a time; the first upload "
-            "creates it. With an empty value, `/v1/files` and `/v1/batches` are not served.",
+            "Directory for uploaded files, batches and their results. Each server needs its own; the first upload "
+            "creates it. If it is empty, `/v1/files` and `/v1/batches` are not served.",
             default="`trio_pool_serve/port-PORT` in `$XDG_STATE_HOME` or `~/.local/state`",
         ),
     ] = None
     file_retention_days: Annotated[
         float,
-        Setting(
-            "Days after which uploaded files, and finished batches with their results, are removed. 0 keeps them until "
-            "they are deleted."
-        ),
+        Setting("Days after which uploaded files, and finished batches with their results, are deleted; 0 keeps them."),
     ] = field(default=30.0, validator=ge(0))
     max_stored_bytes: Annotated[
-        int, Setting("Maximum size of all files of one API key, results included; 0 is no limit.")
+        int, Setting("Maximum size of all files of one API key, including results; 0 is no limit.")
     ] = field(default=20 * 2**30, validator=ge(0))
 
     @property
@@ -128,14 +125,14 @@ class LoggingConfig:
     log_level: Annotated[
         LogLevel,
         Setting(
-            "Minimum severity of messages. With debug, the messages of unexpected errors are logged, too; they "
-            "may quote what clients send."
+            "Minimum severity of log messages. debug also logs the messages of unexpected errors, which may quote "
+            "what clients send."
         ),
     ] = field(default="info", validator=in_(get_args(LogLevel)))
     log_format: Annotated[
         LogFormat,
-        Setting("Log format; auto is text on a terminal, else json. json is one object per line."),
+        Setting("Log format; auto is text on a terminal, else json. json writes one object per line."),
     ] = field(default="auto", validator=in_(get_args(LogFormat)))
     access_log: Annotated[
-        bool, Setting("Log every request. Requests that fail with a status of 500 or more are always logged.")
+        bool, Setting("Log every request. Requests that fail with status 500 or above are always logged.")
     ] = False

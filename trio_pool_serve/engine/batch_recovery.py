@@ -71,7 +71,7 @@ class BatchRecovery:
             if trio.current_time() >= deadline or self.passes >= MAX_PASSES or self._failures_in_a_row >= max_failures:
                 self.failed_rows += len(rows)
                 for entry in rows:
-                    entry.fail(BatchFailedError("The forward pass failed for this input's batch."))
+                    entry.fail(BatchFailedError("The forward pass failed for the batch of this input."))
                 continue
             self.passes += 1
             failed = await self.compute(rows)
@@ -81,7 +81,7 @@ class BatchRecovery:
                 self._failures_in_a_row += 1
                 self._divide(rows, failed)
         logger.warning(
-            "of a batch of %d rows that failed, %d failed again in %d smaller ones",
+            "a batch of %d rows failed; recomputed in smaller batches, %d rows failed again (%d batches)",
             len(entries),
             self.failed_rows,
             self.passes,
@@ -102,7 +102,7 @@ def _error_of_row(fault: Fault, entry: QueueEntry) -> BatchFailedError | OutOfDe
     """Return the error of a row that failed alone."""
     if fault is Fault.OUT_OF_MEMORY:
         return OutOfDeviceMemoryError(
-            f"The device has too little free memory for this input of {entry.request.tokens} tokens, computed alone. "
+            f"The device has too little free memory for this input of {entry.request.tokens} tokens, even alone. "
             "Send a shorter one."
         )
     return BatchFailedError("The forward pass failed for this input.")

@@ -57,7 +57,7 @@ class DeepProbe:
                 if (request := self.engine.probe_request) is not None:
                     await self.engine.submit_all([request], require_finite)
         except trio.TooSlowError:
-            return f"a probe has not come back within {self.timeout_s:g} s"
+            return f"a probe was not computed within {self.timeout_s:g} s"
         except PoolServeError as error:
             return f"a probe failed: {error}"
         except Exception:

@@ -310,7 +310,7 @@ class Dispatcher:
         while self._suspects:
             entry = self._suspects[0]
             if entry.request.deadline < trio.current_time():
-                entry.fail(DeadlineExceededError("The deadline has passed while this input was computed."))
+                entry.fail(DeadlineExceededError("The deadline passed while this input was computed."))
             elif not entry.is_abandoned:
                 return entry
             self._suspects.popleft()

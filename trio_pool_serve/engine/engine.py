@@ -127,7 +127,7 @@ class Engine:
         """Fail rows that have no tokens or were refused for ending engine processes; return the others."""
         for entry in entries:
             if not entry.request.tokens:
-                entry.fail(BatchFailedError("An input has no tokens."))
+                entry.fail(BatchFailedError("An input contains no tokens."))
         return self.dispatcher.refused.fail_equal([entry for entry in entries if not entry.is_settled])
 
     def withdraw(self, entry: QueueEntry) -> None:

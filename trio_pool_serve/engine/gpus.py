@@ -88,7 +88,7 @@ async def find_gpus(
         with trio.move_on_after(timeout_s) as limit:
             gpus = await Offload().run("load", partial(read_driver_folder, driver_folder))
         if limit.cancelled_caught:
-            logger.warning("the driver has not listed its GPUs within %g s", timeout_s)
+            logger.warning("the driver did not list its GPUs within %g s", timeout_s)
     visible = visible_among(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
     return visible[int(chosen[1]) :][:1] if chosen else visible
 
@@ -121,7 +121,7 @@ async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> s
                 with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
                     await process.wait()
     if limit.cancelled_caught:
-        logger.warning("nvidia-smi has not ended within %g s: the GPUs are those that the driver lists", timeout_s)
+        logger.warning("nvidia-smi did not end within %g s; GPUs are read from the driver's list instead", timeout_s)
         return ""
     return output.decode(errors="replace")
 

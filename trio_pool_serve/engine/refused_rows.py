@@ -14,7 +14,7 @@ REFUSED_S = 300.0
 MAX_REFUSED = 1000
 """Maximum rows remembered."""
 
-REFUSAL = "The engine process has died twice while it computed this input."
+REFUSAL = "The engine process died twice while it computed this input."
 
 
 @define(eq=False)

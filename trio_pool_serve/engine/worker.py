@@ -291,7 +291,7 @@ class LaunchThread(Device):
             if all(entry.is_abandoned for entry in batch.entries):
                 return None
             if batch.batch.adapter is not None and not self.worker.loaded.takes_adapters:
-                raise AdapterError("The backend that computes this model applies no adapters; --backend torch does.")
+                raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
             return self.worker.loaded.launch(batch.batch)
 
         async with self._launching:
@@ -306,7 +306,7 @@ class LaunchThread(Device):
         async def collect() -> RowValues:
             rows = await handle
             if len(rows) != len(batch.entries):
-                raise ValueError(f"{len(rows)} answers to {len(batch.entries)} rows")
+                raise ValueError(f"{len(rows)} outputs for {len(batch.entries)} rows")
             self.worker.batches += 1
             return rows
 
@@ -352,7 +352,7 @@ class LaunchThread(Device):
             with trio.fail_after(math.inf if batch.is_planned else timeout_s):
                 return await step()
         except trio.TooSlowError as error:
-            raise RunnerDeadError(f"a batch has not come back for {timeout_s:g} s: the device is wedged") from error
+            raise RunnerDeadError(f"a batch has not returned for {timeout_s:g} s: the device is wedged") from error
         except RunnerDeadError:
             raise
         except AdapterError as error:

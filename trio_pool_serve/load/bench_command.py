@@ -1,5 +1,6 @@
 """``trio-pool-serve bench`` and its options: sends requests to servers and shows how fast they respond."""
 
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -7,12 +8,18 @@ from typing import Annotated
 
 import trio
 from attrs import field, frozen
-from attrs.validators import gt, le, matches_re, optional
+from attrs.validators import gt, le, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_
+from trio_pool_serve.config.setting import matches, within
 
 CLIENTS = 32
+
+
+def _check_key(_: object, __: object, key: str) -> None:
+    if not re.fullmatch(r"[\x21-\x7e]*", key):  # nothing that ends a header, and not the key itself in an error
+        raise ValueError("--api-key contains a character that is not printable ASCII.")
 
 
 @Parameter(name="*", group=Group("Load", sort_key=0))
@@ -23,15 +30,15 @@ class LoadOptions:
     clients: Annotated[
         int | None,
         help_(
-            "Closed loop: number of clients. Each sends its next request when it has its response.",
+            "Closed loop: number of clients. Each sends its next request when it has received the response.",
             default=f"{CLIENTS}, without `--rate`",
         ),
-    ] = field(default=None, validator=optional([gt(0), le(10_000)]))
+    ] = field(default=None, validator=optional(within(1, 10_000)))
     rate: Annotated[
         float | None,
         help_(
-            "Open loop: requests per second, at random times (Poisson), whether or not earlier ones have been "
-            "answered. Latencies count from the time at which a request was due.",
+            "Open loop: requests per second, at random times (Poisson), whether or not earlier requests have ended. "
+            "Latencies count from the time at which a request was due.",
             default="none",
         ),
     ] = field(default=None, validator=optional([gt(0), le(100_000)]))
@@ -41,7 +48,7 @@ class LoadOptions:
 
     def __attrs_post_init__(self) -> None:
         if self.clients is not None and self.rate is not None:
-            raise ValueError("--clients and --rate exclude each other: a loop is closed or open.")
+            raise ValueError("Set either --clients for a closed loop or --rate for an open loop, not both.")
 
 
 @Parameter(name="*", group=Group("Requests", sort_key=1))
@@ -52,21 +59,21 @@ class RequestOptions:
     route: Annotated[
         str,
         help_(
-            "/v1/embeddings, /v1/rerank, /v1/score, /pooling, /classify or /embed, also with or without /v1; with "
-            "`--body-file` any route."
+            "Route to send requests to: /v1/embeddings, /v1/rerank, /v1/score, /pooling, /classify or /embed, each "
+            "with or without /v1; with `--body-file`, any route."
         ),
-    ] = field(default="/v1/embeddings", validator=matches_re(r"/[\x21-\x7e]*"))
+    ] = field(default="/v1/embeddings", validator=matches(r"/[\x21-\x7e]*", "a route, such as /v1/embeddings"))
     model: Annotated[
         str | None, help_("Name of the model in requests.", default="the first that the server's `/v1/models` lists")
     ] = None
     api_key: Annotated[str | None, help_("API key of the server.", default="`OPENAI_API_KEY`")] = field(
-        default=None, repr=False, validator=optional(matches_re(r"[\x21-\x7e]*"))
-    )  # no character that ends a header
-    texts: Annotated[int, help_("Texts in a request; documents of a query to rerank.")] = field(
-        default=1, validator=[gt(0), le(100_000)]
+        default=None, repr=False, validator=optional(_check_key)
     )
-    tokens: Annotated[int, help_("Approximate tokens of a text, which consists of common English words.")] = field(
-        default=32, validator=[gt(0), le(1_000_000)]
+    texts: Annotated[int, help_("Texts per request, or documents per query to rerank.")] = field(
+        default=1, validator=within(1, 100_000)
+    )
+    tokens: Annotated[int, help_("Approximate tokens per text; texts consist of common English words.")] = field(
+        default=32, validator=within(1, 1_000_000)
     )
     body_file: Annotated[Path | None, help_("File with one request body per line, sent unchanged.", default="none")] = (
         None
@@ -81,8 +88,8 @@ def bench(
     url: Annotated[
         tuple[str, ...],
         Parameter(
-            help="URL of a server with OpenAI's API, such as `http://127.0.0.1:8000`. Several servers are measured in "
-            "turns, and compared with the first.",
+            help="URL of a server with OpenAI's API, such as `http://127.0.0.1:8000`. Several servers are "
+            "measured in turns and compared with the first.",
             negative=(),
         ),
     ],
@@ -90,13 +97,13 @@ def bench(
     load: LoadOptions = LOAD,
     requests: RequestOptions = REQUESTS,
     json: Annotated[
-        Path | None, help_("File for the results, with the latency of each request.", default="none")
+        Path | None, help_("File to write the results to, with the latency of each request.", default="none")
     ] = None,
 ) -> int:
     """Measure how fast servers respond: latencies, throughput and errors.
 
-    The exit status is 0; 3 if some requests failed; 1 if all failed or none could be sent; 130 after Ctrl-C, which
-    shows the results so far.
+    The exit status is 0, or 3 if some requests failed, 1 if all failed or none could be sent, 130 after Ctrl-C, which
+    prints the results so far.
     """
     from trio_pool_serve.load.run_bench import run_bench  # imported here: for --help it is not needed
 

@@ -164,7 +164,7 @@ def _facts(result: ServerResult) -> Iterator[tuple[str, str]]:
     if result.unfinished:
         yield "unfinished", f"{result.unfinished} requests"
     if result.late_p99_ms > LATE_MS:
-        yield "note", f"the generator itself began requests up to {result.late_p99_ms:.0f} ms late (p99)"
+        yield "note", f"the load generator itself began requests up to {result.late_p99_ms:.0f} ms late (p99)"
 
 
 def _histogram_table(result: ServerResult) -> Table:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.errors import PoolServeError
+from trio_pool_serve.errors import PoolServeError, innermost
 from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import ClientConnection, NoResponseError, Response, Target, request_bytes
@@ -112,7 +112,7 @@ async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOpt
 def check_folder(file: Path | None) -> None:
     """Raise ``BenchError`` if a file cannot be written, before anything is measured. Blocks."""
     if file is not None and not file.absolute().parent.is_dir():
-        raise BenchError(f"{file} cannot be written: there is no such folder.")
+        raise BenchError(f"{file} cannot be written: its folder does not exist.")
 
 
 async def measure(
@@ -152,7 +152,7 @@ def target_of(url: str, route: str) -> Target:
     except ValueError as error:
         raise BenchError(f"{url!r} is not a URL: {error}.") from error
     if parts.scheme not in DEFAULT_PORTS or not host or parts.query or parts.username is not None:
-        raise BenchError(f"{without_secrets(url)!r} is not the URL of a server, such as http://127.0.0.1:8000.")
+        raise BenchError(f"{without_secrets(url)!r} is not the URL of a server; write it as http://127.0.0.1:8000.")
     path = parts.path.rstrip("/")
     if path.endswith("/v1") and route.startswith("/v1/"):
         path = path.removesuffix("/v1")
@@ -191,11 +191,12 @@ async def first_model(target: Target, api_key: str | None) -> str:
             async with await ClientConnection.open(target, keeps_body=True) as connection:
                 response = await connection.ask(request)
     except (OSError, trio.BrokenResourceError, NoResponseError, trio.TooSlowError) as error:
-        raise BenchError(f"{target.authority} does not answer: {error.__cause__ or error!r}") from error
+        reason = innermost(error.__cause__ or error)
+        raise BenchError(f"{target.authority} does not respond: {str(reason) or repr(reason)}") from error
     with suppress(msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
         if response.status == 200:
             return str(msgspec.json.decode(response.body)["data"][0]["id"])
-    raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}): --model is needed.")
+    raise BenchError(f"{path} of {target.authority} lists no model (status {response.status}). Name one with --model.")
 
 
 def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
@@ -204,9 +205,7 @@ def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
         return [line.encode() for line in _lines_of(options.body_file)]
     kind = "/" + options.route.rpartition("/")[2]
     if kind not in ROUTES:
-        raise BenchError(
-            f"--route {options.route}: its body is not known. Known are {', '.join(ROUTES)}; others take --body-file."
-        )
+        raise BenchError(f"--route {options.route} requires --body-file. Without it: {', '.join(ROUTES)}.")
     named = {} if model is None else {"model": model}
     size = options.texts + (kind in WITH_QUERY)
     texts = _texts(options, size)
@@ -232,7 +231,7 @@ def _lines_of(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
     if not lines:
-        raise BenchError(f"{path} has no lines.")
+        raise BenchError(f"{path} contains no lines.")
     return lines
 
 

@@ -121,8 +121,8 @@ class FramedStream(Generic[Message]):
                 sent = await self.stream.socket.send(piece)
             except OSError as error:
                 if error.errno == errno.EBADF:
-                    raise trio.ClosedResourceError("this end has been closed") from error
-                raise trio.BrokenResourceError(f"the connection has ended: {error}") from error
+                    raise trio.ClosedResourceError("this end was closed") from error
+                raise trio.BrokenResourceError(f"the connection ended: {error}") from error
             self.sent_bytes += sent
             piece = piece[sent:]
 

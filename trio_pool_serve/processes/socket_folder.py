@@ -58,11 +58,11 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
                 folder.mkdir(mode=0o700)  # noqa: ASYNC240  (in memory)
                 before, self._lock = self._lock, _lock(self.name)
                 os.close(before)
-                logger.warning("%s was removed, and has been made again", self.name)
+                logger.warning("%s was removed, and was created again", self.name)
             except OSError as error:
                 if str(error) != failure:  # not at each attempt
                     failure = str(error)
-                    logger.error("%s was removed, and cannot be made again: %s", self.name, failure)  # noqa: TRY400
+                    logger.error("%s was removed, and cannot be created again: %s", self.name, failure)  # noqa: TRY400
 
     def cleanup(self) -> None:
         """Remove the folder, if that has not been done."""

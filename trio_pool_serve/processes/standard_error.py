@@ -63,7 +63,7 @@ class StandardError(io.TextIOWrapper):
             missing = self.dropped_lines - self._logged_lines if has_room else 0
             self._logged_lines += missing
         if missing:
-            logger.warning("%d log lines were dropped: standard error was not read, or its disk was full", missing)
+            logger.warning("%d log lines were dropped: nothing read standard error, or its disk was full", missing)
 
 
 def detach_standard_error() -> None:

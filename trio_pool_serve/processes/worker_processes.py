@@ -173,9 +173,7 @@ class WorkerProcesses:
                 self._killed += 1
                 work.result = outcome.Error(WorkerTooSlowError(f"The work took longer than {timeout_s:g} s."))
         except trio_parallel.BrokenWorkerError as error:
-            work.result = outcome.Error(
-                WorkerDiedError("The worker process has died.", exit_code=error.args[-1].exitcode)
-            )
+            work.result = outcome.Error(WorkerDiedError("The worker process died.", exit_code=error.args[-1].exitcode))
         except Exception as error:
             work.result = outcome.Error(error)
         finally:

@@ -13,6 +13,7 @@ import attrs
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
+from trio_pool_serve.config.setting import plain_message
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType
@@ -52,14 +53,14 @@ class WithEngine:
 
     def __init__(self, model: str, options: EngineOptions, **task: Any) -> None:
         if not isinstance(model, str) or not model:
-            raise ValueError(f"model is {model!r}: give a folder, or the id of a model on the hub.")
+            raise ValueError(f"model is {model!r}: pass a local folder or the id of a model on the hub.")
         if unknown := options.keys() - EngineOptions.__annotations__.keys():
             known = ", ".join(EngineOptions.__annotations__)
-            raise TypeError(f"There is no option {', '.join(sorted(unknown))}. The options are: {known}.")
+            raise TypeError(f"Unknown option {', '.join(sorted(unknown))}; accepted: {known}.")
         self._model = model
         self._task = checked(TaskOptions, **task)
         if wrong := [column for column in self._task.columns if not isinstance(column, str)]:
-            raise TypeError(f"{wrong[0]!r} is not the name of a column.")
+            raise TypeError(f"{wrong[0]!r} is not a name of a column, which is a string.")
         self._text = checked(TextOptions, **_fields_of(TextOptions, options))
         own = checked(OwnModelOptions, **_fields_of(OwnModelOptions, options))
         self._open = partial(_open, model, own, self._task, self._text)
@@ -100,7 +101,7 @@ def checked(options_class: type[R], **values: Any) -> R:
     try:
         return options_class(**values)
     except ValueError as error:
-        raise ValueError(error.args[0]) from None  # attrs adds the class's field and validator
+        raise ValueError(plain_message(error)) from None
 
 
 def _fields_of(options_class: type[attrs.AttrsInstance], options: Mapping[str, Any]) -> dict[str, Any]:

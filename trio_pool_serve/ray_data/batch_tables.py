@@ -27,10 +27,10 @@ def check_columns(table: pa.Table, wanted: Sequence[str], added: Sequence[str]) 
     """Raise ``BulkInputError`` if a wanted column is missing, or one that is to be added is there."""
     for column in wanted:
         if column not in table.column_names:
-            raise BulkInputError(f"There is no column {column!r}. The columns are: {listed(table.column_names)}.")
+            raise BulkInputError(f"No column {column!r}. The columns are: {listed(table.column_names)}.")
     for column in added:
         if column in table.column_names:
-            raise BulkInputError(f"There is a column {column!r} already: give the new ones another `prefix`.")
+            raise BulkInputError(f"A column {column!r} exists already. Pass another `prefix` for the new columns.")
 
 
 def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:

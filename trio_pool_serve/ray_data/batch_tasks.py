@@ -127,5 +127,5 @@ class Rerank(BatchTask):
         **options: Unpack[EngineOptions],
     ) -> None:
         if top_n is not None and top_n < 1:
-            raise ValueError(f"top_n is {top_n}: a result has at least one document.")
+            raise ValueError(f"top_n is {top_n}: it must be at least 1.")
         super().__init__(model, prefix, options, task="rerank", columns=(query_column, documents_column), top_n=top_n)

@@ -65,11 +65,11 @@ class BulkRuns(WithEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         if command not in NEEDS:
-            raise ValueError(f"There is no command {command!r}. The commands are: {', '.join(NEEDS)}.")
+            raise ValueError(f"Unknown command {command!r}; accepted: {', '.join(NEEDS)}.")
         expected = COLUMNS.get(command, ("text",))
         columns = expected if columns is None else tuple(columns)
         if len(columns) != len(expected):
-            raise ValueError(f"columns is {columns!r}: {command} needs {len(expected)}, as in {expected!r}.")
+            raise ValueError(f"columns is {columns!r}; {command} takes {len(expected)}, such as {expected!r}.")
         self._run = checked(
             RunOptions, model=model, id_column=id_column, on_error=on_error, rows_per_file=rows_per_file
         )
@@ -103,7 +103,7 @@ class BulkRuns(WithEngine):
 
 def _path(name: str, value: Any) -> str:
     if not isinstance(value, str) or value in ("", "-"):
-        raise ValueError(f"{name} is {value!r}, where a path is needed.")
+        raise ValueError(f"{name} is {value!r}, but must be a path.")
     return value
 
 

@@ -155,10 +155,10 @@ class AdapterStore(Generic[Placed]):
         folder = adapter.folder
         try:
             if not Path(folder).is_dir():
-                raise AdapterError(f"{folder} is no folder where the model is computed.")
+                raise AdapterError(f"{folder} is not a folder on the machine that computes the model.")
             weights = self.read(Path(folder))
             if weights.digest != adapter.digest:
-                raise AdapterError(f"{folder} has other files than when the adapter was registered.")
+                raise AdapterError(f"The files in {folder} have changed since the adapter was registered.")
             return self.place(weights, folder)
         except ModelLoadError as error:
             raise AdapterError(str(error)) from error

@@ -123,7 +123,9 @@ class Adapters:
         found += modules.replaced(weights.weights).items()
         changes = dict(found)
         if len(changes) < len(found):
-            raise ModelLoadError(f"{folder} changes a module twice; served as a model, it is merged into its base.")
+            raise ModelLoadError(
+                f"{folder} changes a module twice. Serve it as a model: then it is merged into its base."
+            )
         for module in changes.keys() - self._hooked:
             module.register_forward_hook(self._change, with_kwargs=True)
             self._hooked.add(module)
@@ -189,7 +191,7 @@ class _Modules:
                 continue  # PEFT stores embeddings beside their updates
             if type(module) is not nn.Linear:
                 raise ModelLoadError(
-                    f"{self.folder} replaces the whole of {name}; request by request only linear layers are replaced. "
+                    f"{self.folder} replaces all of {name}; per request, only linear layers can be replaced. "
                     "Serve it as a model: its weights are merged when it is loaded."
                 )
             changes[module] = ReplacedLayer(placed["weight"], placed.get("bias"))

@@ -86,9 +86,11 @@ def fit_budget(
         try:
             compute([full_batch(max_tokens, max_tokens, params)])
         except OutOfDeviceMemoryError:
-            logger.warning("an input of %d tokens, the longest, does not fit into the device's memory", max_tokens)
+            logger.warning("the longest input, %d tokens, does not fit into the device's memory", max_tokens)
     if budget < wanted:
-        logger.warning("batches have %d tokens, not %d: more do not fit into the device's memory", budget, wanted)
+        logger.warning(
+            "batches are limited to %d tokens instead of %d, which do not fit into the device's memory", budget, wanted
+        )
     return budget
 
 

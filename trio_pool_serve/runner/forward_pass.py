@@ -130,7 +130,7 @@ def require_placeholders(requests: Sequence[PoolingRequest], token_id: int) -> N
         prompt = request.prompt
         places = 0 if prompt.images is None else sum(prompt.images.tokens)
         if prompt.embeds is None and np.count_nonzero(prompt.token_ids == token_id) != places:
-            raise ValueError(f"an input has not {places} placeholders for its images")
+            raise ValueError(f"an input must contain {places} placeholders for its images")
 
 
 def image_inputs(

@@ -47,7 +47,7 @@ class TokenTable:
         else:
             rows, mapping, weights = tensors["embeddings"], tensors.get("mapping"), tensors.get("weights")
         if mapping is not None and not (mapping.dtype.kind == "i" and 0 <= mapping.min() <= mapping.max() < len(rows)):
-            found = f"mapping ({mapping.dtype}) has numbers from {mapping.min()} to {mapping.max()}"
+            found = f"mapping ({mapping.dtype}) contains numbers from {mapping.min()} to {mapping.max()}"
             raise ValueError(f"{found}; they must be indices of the {len(rows)} rows")
         rows = rows if rows.dtype == np.int8 else rows.astype(np.float32, copy=False)
         return cls(rows, mapping, None if weights is None else weights.astype(np.float32))

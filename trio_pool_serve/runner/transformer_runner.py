@@ -148,7 +148,7 @@ class TransformerRunner:
                 ForwardPass([request], self.params.pad_token_id, self.params.device)
             )
             where = f" from {module} on" if module else ""
-            raise NotFiniteError(f"its output has infinities or NaN{where}, though its weights have none")
+            raise NotFiniteError(f"its output contains infinities or NaN{where}, although its weights contain none")
 
     def choose_computation(self) -> None:
         """Choose how batches are computed, unless that is done. May block for minutes. Raises ``ModelLoadError``."""

@@ -87,7 +87,7 @@ def vector_module(
         return LayerNorm(tensors["norm.weight"], tensors["norm.bias"]), width
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are supported")
+        raise ValueError(f"activation_function is {activation!r}; accepted: {', '.join(ACTIVATIONS)}")
     out, adds_input = config.get("out_features"), bool(config.get("use_residual"))
     wanted: dict[str, tuple[Any, ...]] = {"linear.weight": (out, width)}
     wanted |= {"linear.bias": (out,)} if config.get("bias", True) else {}

@@ -34,7 +34,7 @@ class Identity:
         sentences = [self.input.changes(now.input)]
         for before, after in ((self.arguments, now.arguments), (self.model, now.model)):
             sentences += [
-                f"{name} is {after.get(name)!r}, where it was {before.get(name)!r}."
+                f"{name} is {after.get(name)!r}, but was {before.get(name)!r}."
                 for name in {**before, **after}
                 if before.get(name) != after.get(name) and not (nothing_failed and name == ON_ERROR)
             ]
@@ -78,7 +78,7 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
             if "progress" in kept:
                 raise BulkInputError(
                     f"{database.path} was written by an earlier version. Finish the run with that version, or use "
-                    "--overwrite to begin again."
+                    "--overwrite to start again."
                 )
             try:
                 position = msgspec.json.decode(kept.get("position", b"{}"), type=Position)
@@ -87,8 +87,8 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
                 raise StorageError(f"{database.path} cannot be read: {error}") from error
             if changes := before.changes(identity, nothing_failed=not position.failed):
                 raise BulkInputError(
-                    f"The output was begun by another run, which this one cannot resume: {changes} "
-                    "Use another output, or --overwrite to begin again."
+                    f"This run cannot resume the one that wrote the output: {changes} Name another output, or use "
+                    "--overwrite to start again."
                 )
             identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, "identity", identity))

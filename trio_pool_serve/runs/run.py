@@ -285,7 +285,7 @@ async def _compute_once_available(
             if pause_s is None or (isinstance(error, EngineDeadError) and not has_died):
                 raise
             if pause_s >= SHOWN_PAUSE_S:
-                note(f"{error} The rows are computed again in {pause_s:g} s.")
+                note(f"{error} Retrying these rows in {pause_s:g} s.")
             await trio.sleep(pause_s)
     if len(rows) == 1:
         return WindowResult([computer.died(rows[0])])

@@ -70,7 +70,7 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             result = transaction(connection)
             if self._files_at_path() != self._files:
-                raise StorageLostError(f"{self.path} has been removed or replaced while it was open.")
+                raise StorageLostError(f"{self.path} was removed or replaced while it was open.")
             return result
 
     def _open(self, schema: str) -> None:
@@ -112,7 +112,7 @@ async def open_database(path: Path, schema: str) -> AsyncIterator[Database]:
         await database._in_thread(lambda: database._open(schema))  # noqa: SLF001  (the other half of the class)
         yield database
     except sqlite3.DatabaseError as error:
-        raise StorageError(f"{path} is not a database of this program, or is damaged: {error}.") from error
+        raise StorageError(f"{path} is damaged, or is not a database of this program: {error}.") from error
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S):
             await database._in_thread(database._close)  # noqa: SLF001

@@ -104,9 +104,9 @@ def open_appended(path: Path, length: int) -> AppendedFile:
     """
     with storage_errors(path):
         if length and not path.exists():
-            raise StorageLostError(f"{path} has been deleted: {length} bytes had been written to it.")
+            raise StorageLostError(f"{path} has been deleted; {length} bytes were written to it.")
         if length and (size := path.stat().st_size) < length:
-            raise StorageLostError(f"{path} has {size} bytes, where {length} had been written: it has been changed.")
+            raise StorageLostError(f"{path} has been changed: it has {size} bytes, but {length} bytes were written.")
         file = path.open("r+b" if length else "w+b", buffering=0)
         if os.fstat(file.fileno()).st_size > length:  # a file that is complete keeps its time
             file.truncate(length)

@@ -225,7 +225,7 @@ class Offload:
         try:
             await self.run("load", read)
         except (OSError, ValueError) as error:
-            logger.error("reloading the %s failed, the old ones are kept: %s", what, error)  # noqa: TRY400  (the message says it all)
+            logger.error("reloading the %s failed; the previous ones stay in use: %s", what, error)  # noqa: TRY400  (the message says it all)
 
     def note_launch(self) -> None:
         """Apply the present value of ``launch`` to its limiter."""

@@ -121,7 +121,7 @@ async def test_without_the_flag_it_is_400_that_names_it(config, scripted):
 
 async def test_a_model_that_takes_none_says_so(config):
     async with serving(config, ScriptedRunner()) as (_service, client):
-        assert "takes no token embeddings" in (await refused(client, prompt_embeds=GOOD))["message"]
+        assert "not accept token embeddings" in (await refused(client, prompt_embeds=GOOD))["message"]
 
 
 # -- one bad among good ones ------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ async def test_a_read_only_folder_is_logged_at_the_start_and_refuses_uploads(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         async with serving(config, scripted) as (service, client):
-            await until(lambda: f"not served by this process: {data} is read-only" in caplog.text)
+            await until(lambda: f"this process does not serve files and batches: {data} is read-only" in caplog.text)
             await assert_unusable(client)
             remount(small_disk, "rw")
             await stored(client, b"x")

@@ -132,7 +132,7 @@ def test_what_is_no_address_is_refused(text):
 
 def test_more_hosts_than_there_can_be_links_are_refused(monkeypatch):
     monkeypatch.setattr(host_places, "MAX_HOSTS", 2)
-    with pytest.raises(ValueError, match="3 hosts are more than 2"):
+    with pytest.raises(ValueError, match="lists 3 hosts; the limit is 2"):
         read_hosts("a:1,b:1,c:1")
 
 
@@ -149,9 +149,9 @@ async def test_each_engine_computes_the_model_whose_files_it_has(make, serve):
 
 
 OTHERS = {
-    "another model": ("x", ModelDigest("x" * 64, "w" * 64), "this server does not serve its model x"),
-    "other settings": ("m", ModelDigest("x" * 64, "w" * 64), "files or settings for m are not"),
-    "other weights": ("m", ModelDigest("f" * 64, "x" * 64), "files or settings for m are not"),
+    "another model": ("x", ModelDigest("x" * 64, "w" * 64), "it computes x, which this server does not serve"),
+    "other settings": ("m", ModelDigest("x" * 64, "w" * 64), "files or settings for m differ from this server"),
+    "other weights": ("m", ModelDigest("f" * 64, "x" * 64), "files or settings for m differ from this server"),
 }
 
 
@@ -190,7 +190,7 @@ async def test_engines_that_compute_in_other_data_types_are_told_apart(make, ser
         both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
         assert hosts.workers["m"].computed_by == both
         assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
-        assert "the engines of m differ: " in caplog.text
+        assert "the engines of m compute with different fingerprints: " in caplog.text
         hosts.change(second)
         await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
 
@@ -327,7 +327,7 @@ async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_w
         serve(*[f"{address}:{host.address.port}" for address in addresses]) as hosts,
     ):
         await until(lambda: sorted(itertools.chain(*hosts.states.values())) == ["connecting", "ready"])
-        await until(lambda: any("it is the engine at" in known.link.failure for known in hosts.places.values()))
+        await until(lambda: any("it is the same engine as at" in known.link.failure for known in hosts.places.values()))
         assert len(hosts.engine.dispatcher.devices) == 1
         (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
         (other,) = [known for known in hosts.places.values() if known is not used]
@@ -370,7 +370,7 @@ async def test_a_link_that_fails_as_it_should_not_is_begun_anew_and_no_other_end
     async with living(first, second), serve(first, second) as hosts:
         await until(lambda: hosts.states == {str(host.address): ["ready"] for host in (first, second)})
         assert failed
-        assert f"the link to the engine at {first.address} has failed" in caplog.text
+        assert f"the link to the engine at {first.address} failed" in caplog.text
 
 
 async def test_the_links_are_in_the_metrics(make, serve):

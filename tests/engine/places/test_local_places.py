@@ -182,8 +182,8 @@ async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again
         failed = engines.places[1]
         await until(lambda: failed.restarts >= 2)
         await until(lambda: [engines.places[0].state, engines.places[2].state] == ["ready"] * 2)
-        assert f"m, replica 1 on {LABELS[1]} has failed, 2 of 3 replicas are left" in caplog.text
-        assert ("CUDA error" if how == "raises" else "left with status 5") in caplog.text
+        assert f"m, replica 1 on {LABELS[1]} failed, leaving 2 of 3 replicas" in caplog.text
+        assert ("CUDA error" if how == "raises" else "exited with status 5") in caplog.text
         await engine.wait_ready()
         await engine.submit_all([REQUEST] * 50)
         machine.breaks()

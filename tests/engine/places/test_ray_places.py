@@ -70,11 +70,11 @@ class Actor:
     async def run(self, _: object) -> tuple[str, str]:
         if self.group.node.loading != "loads":
             await trio.sleep(LOADING_S)
-            return "left with status 1", "the GPU is broken" if self.group.node.loading == "fails" else ""
+            return "exited with status 1", "the GPU is broken" if self.group.node.loading == "fails" else ""
         await self._ended.wait()
         if self._is_lost:
             raise NodeLostError("gone")
-        return "left with status 0", ""
+        return "exited with status 0", ""
 
     async def status(self) -> tuple[float, Loaded | Snapshot]:
         if not self.is_ready:

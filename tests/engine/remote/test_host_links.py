@@ -41,7 +41,7 @@ async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_ag
             async with await replica.accept():  # the next connection
                 await until(lambda: failed)
         assert isinstance(failed[0], EngineProcessDiedError)
-        assert "is lost" in str(failed[0])
+        assert "was lost" in str(failed[0])
         assert engine.worker.links[0].losses == 1
         assert "nothing was received" in engine.worker.links[0].failure
         async with replica.live():

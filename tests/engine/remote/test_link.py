@@ -146,7 +146,7 @@ async def test_the_ends_of_two_keys_are_told_that_they_differ():
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(WIRE_VERSION + 1, r"the engine is of version 9\.9"), (WIRE_VERSION, "keys")],
+    [(WIRE_VERSION + 1, r"the engine runs version 9\.9"), (WIRE_VERSION, "keys")],
     ids=["another version", "without the key"],
 )
 async def test_an_impostor_of_an_engine_is_refused(version, message):
@@ -180,8 +180,8 @@ def test_a_proof_is_of_one_end_one_key_and_one_greeting():
 
 
 KEY_FILES = {
-    "empty": ("", "has no key"),
-    "only comments": ("# a comment\n\n", "has no key"),
+    "empty": ("", "contains no key"),
+    "only comments": ("# a comment\n\n", "contains no key"),
     "too short": ("k" * 31, "fewer than 32"),
     "a second one that is too short": ("k" * 32 + "\nshort", "key 2"),
 }
@@ -245,7 +245,7 @@ async def test_unfinished_greetings_of_one_address_do_not_end_those_of_another(r
 async def test_many_refusals_are_one_line_of_the_log_in_a_second(replica, engine, caplog):
     for _ in range(50):
         await answers_to(await connect(replica), NO_GREETINGS["noise"])
-    lines = [record for record in caplog.records if "is refused" in record.message]
+    lines = [record for record in caplog.records if "refused a connection" in record.message]
     assert replica.listener.refused == 50
     assert 1 <= len(lines) < 25
 
@@ -255,7 +255,7 @@ async def test_what_a_stranger_says_makes_no_line_of_the_log(replica, engine, ca
         caplog.clear()
         replica.listener._logged_at = -math.inf
         await answers_to(await connect(replica), frame_of(said))
-        (refusal,) = [record.getMessage() for record in caplog.records if "is refused" in record.message]
+        (refusal,) = [record.getMessage() for record in caplog.records if "refused a connection" in record.message]
         assert "\n" not in refusal
         assert ("CRITICAL" in refusal) == isinstance(said, Greeting), "a refusal of what was not said is none"
 

@@ -93,7 +93,7 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
         engine.worker.links[0].is_draining = False
         assert device.stall_reason == ""
         device.stall_timeout_s, device._last_heard = 0.1, math.inf
-        await until(lambda: "has answered none" in device.stall_reason)
+        await until(lambda: "has answered no rows" in device.stall_reason)
         await engine.submit_all([request(5)] * 20)
         assert sum(good.runner.rows) == 20
         nursery.cancel_scope.cancel()

@@ -155,7 +155,7 @@ async def test_a_line_with_which_the_engine_dies_fails_alone(tmp_path, autojump_
     async def die(lines, submitter):
         if any(each.request_id == poisoned for each in lines):
             await trio.lowlevel.checkpoint()
-            raise EngineProcessDiedError("The engine process has died; another one is being started.")
+            raise EngineProcessDiedError("The engine process died; another one is being started.")
         return await respond_all(lines, submitter)
 
     run.server.respond_all = die

@@ -53,17 +53,17 @@ def test_a_folder_is_its_tables(tmp_path):
 
 
 INDICES = '{"_data_files": [], "_indices_data_files": [{"filename": "x"}]}'
-ONE_OF_EACH = r"they must have one: [ab]\.jsonl is jsonl, c\.csv is csv"
+ONE_OF_EACH = r"all files must have the same format: [ab]\.jsonl is jsonl, c\.csv is csv"
 
 REFUSED: list[tuple[dict[str, str], str, str | None, str]] = [
-    *[({}, source, None, "no file found") for source in ("none.jsonl", "*.jsonl", "none/a.jsonl", "")],
+    *[({}, source, None, "no such file") for source in ("none.jsonl", "*.jsonl", "none/a.jsonl", "")],
     *[({"a.jsonl": "", "b.jsonl": "", "c.csv": ""}, source, None, ONE_OF_EACH) for source in ("", "*")],
     ({"a.jsonl": "", "c.jsonl.gz": ""}, "", "jsonl", r"c\.jsonl\.gz is jsonl\.gz"),
-    ({}, "-", None, "name its format"),
+    ({}, "-", None, "Set --input-format"),
     ({}, "-", "parquet", "parquet cannot be read from standard input"),
-    ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "", None, r"Name one: .*/train, .*/test\."),
-    ({"state.json": '{"_data_files": [{"filename": "none.arrow"}]}'}, "", None, "has no file none.arrow"),
-    ({"state.json": '{"_data_files": [{"filename": "../data.arrow"}]}'}, "", None, "names files outside of the folder"),
+    ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "", None, r"Name one of: .*/train, .*/test\."),
+    ({"state.json": '{"_data_files": [{"filename": "none.arrow"}]}'}, "", None, "lacks the file none.arrow"),
+    ({"state.json": '{"_data_files": [{"filename": "../data.arrow"}]}'}, "", None, "lists files outside the folder"),
     ({"state.json": INDICES}, "", None, "flatten_indices"),
     ({"state.json": "{}"}, "", None, "was not written by save_to_disk"),
     ({"state.json": "{"}, "", None, "was not written by save_to_disk"),
@@ -183,10 +183,10 @@ def test_a_dataset_of_the_hub_is_downloaded_and_read(tmp_path):
         "[('data/train-0.jsonl:1', 'first'), ('data/train-1.jsonl:1', 'second')]",
         "[('data/train-1.jsonl:1', 'second')]",
     ]
-    assert "files of several formats" in read[3]
+    assert "all files must have the same format" in read[3]
     assert read[4].startswith("hf://datasets/owner/texts@v2 cannot be downloaded: ")
     assert read[5].startswith("hf://datasets/owner/none cannot be downloaded: ")
-    assert read[6].endswith("a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
+    assert read[6].endswith("must be hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
     assert len(read) == 7
 
 

@@ -20,9 +20,9 @@ LINES = {
     b"[1]": "The line is neither a JSON object nor a JSON string.",
     b"17": "The line is neither a JSON object nor a JSON string.",
     b'{"text": "\xff"}': "The line is not UTF-8.",
-    b'{"text": null}': "The column 'text' has null.",
-    b'{"body": "x", "id": 1}': "There is no column 'text'; there are: 'body', 'id'.",
-    b"{}": "There is no column 'text'; there are: none.",
+    b'{"text": null}': "The column 'text' is null.",
+    b'{"body": "x", "id": 1}': "The column 'text' is missing. The columns are: 'body', 'id'.",
+    b"{}": "The column 'text' is missing. The columns are: none.",
     b"[" * 100_000: INVALID,
     b'{"text": "\\ud800 and more"}': INVALID,
     b'"a plain string"': "",
@@ -50,7 +50,7 @@ def test_a_line_that_is_too_long_is_a_row_and_the_next_ones_are_read(tmp_path, n
     with (tmp_path / name).open("wb") as file:
         file.writelines(b'"%b"\n' % text for text in (b"text", b"a" * (n - 3), b"b" * (n - 2), b"c" * (2 * n), b"last"))
     rows = [row for row in all_rows(tmp_path / name, "text") if row.values != ("text",)]
-    too_long = f"The {'line' if name == 'a.jsonl' else 'row'} is too long."
+    too_long = f"The {'line' if name == 'a.jsonl' else 'row'} exceeds {n} bytes."
     assert [len(row.values[0]) if row.values else row.error for row in rows] == [n - 3, too_long, too_long, 4]
     assert [row.place for row in rows] == [f"{name}:{line}" for line in range(2, 6)]
 
@@ -60,7 +60,7 @@ def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path, monkeyp
     lines = ["text", "first", '"never closed', *["x" * 98] * 20]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     rows = all_rows(tmp_path / "a.csv", "text")
-    assert rows[1] == InputRow(1, "a.csv", 1, (), "The row is too long.", 3)
+    assert rows[1] == InputRow(1, "a.csv", 1, (), "The row exceeds 1000 bytes.", 3)
     assert [row.values for row in rows[2:]] == [("x" * 98,)] * 10
 
 
@@ -71,8 +71,8 @@ def test_cells_that_cannot_be_used_are_rows_with_their_reason(tmp_path):
     )
     assert [(row.place, row.id, row.values, row.error) for row in all_rows(path, "text")] == [
         ("a.csv:2", "1", ('a "quoted",\r\ncell',), ""),
-        ("a.csv:5", 1, (), "The row has 1 cells, the header 2."),
-        ("a.csv:6", 2, (), "The row has 3 cells, the header 2."),
+        ("a.csv:5", 1, (), "The row has 1 cells, but the header has 2."),
+        ("a.csv:6", 2, (), "The row has 3 cells, but the header has 2."),
         ("a.csv:7", 3, (), "The row is not UTF-8."),
         ("a.csv:8", 4, (), "The row is not valid CSV: ',' expected after '\"'."),
         ("a.csv:9", "6", ("",), ""),
@@ -83,7 +83,7 @@ def test_cells_that_cannot_be_used_are_rows_with_their_reason(tmp_path):
 @pytest.mark.parametrize("header", [b'"te', b"\xff,text", b"text,text"])
 def test_a_header_that_cannot_be_used_is_an_error(tmp_path, header):
     (tmp_path / "a.csv").write_bytes(header + b"\n1,2\n")
-    with pytest.raises(BulkInputError, match=r"a\.csv: the header cannot be read|more than one column 'text'"):
+    with pytest.raises(BulkInputError, match=r"a\.csv: the header cannot be read|several columns named 'text'"):
         all_rows(tmp_path / "a.csv", "text")
 
 
@@ -94,10 +94,10 @@ def test_values_of_parquet_that_cannot_be_used_are_rows_with_their_reason(tmp_pa
     monkeypatch.setattr(input_rows, "MAX_ROW_BYTES", 10)
     assert all_rows(tmp_path / "a.parquet", "text", id_column="key") == [
         InputRow(0, "a.parquet", 1, ("good",), at=1),
-        InputRow(1, "a.parquet", 2, error="The column 'text' has null.", at=2),
-        InputRow(2, "a.parquet", 3, error="The column 'text' is not UTF-8.", at=3),
-        InputRow(3, "a.parquet", 4, error="The value of the column 'text' is too long.", at=4),
-        InputRow(4, "a.parquet", 4, error="The column 'key' has null.", at=5),
+        InputRow(1, "a.parquet", 2, error="The column 'text' is null.", at=2),
+        InputRow(2, "a.parquet", 3, error="The value of the column 'text' is not UTF-8.", at=3),
+        InputRow(3, "a.parquet", 4, error="The value of the column 'text' exceeds 10 bytes.", at=4),
+        InputRow(4, "a.parquet", 4, error="The column 'key' is null.", at=5),
     ]
 
 
@@ -107,10 +107,10 @@ def test_an_id_is_a_scalar_that_every_output_can_write(tmp_path):
     rows = all_rows(tmp_path / "a.jsonl", id_column="k")
     assert [row.id for row in rows[:4]] == ["a", 1.5, True, str(2**70)]
     assert [row.error for row in rows[4:]] == [
-        "The column 'k' has a list or an object, which is no id.",
-        "The column 'k' has null.",
-        "There is no column 'k'; there are: none.",
-        "The line is a JSON string, but an object with 'k' is needed.",
+        "The column 'k' is a list or an object, not an id.",
+        "The column 'k' is null.",
+        "The column 'k' is missing. The columns are: none.",
+        "The line is a JSON string; it must be an object with 'k'.",
     ]
 
 

@@ -111,8 +111,8 @@ def test_changes_are_sentences(tmp_path):
     (tmp_path / "other.jsonl").write_text('"next"\n')
     (tmp_path / "gone.jsonl").rename(tmp_path / "new.jsonl")
     assert before.changes(scanned(tmp_path)[1]) == (
-        "gone.jsonl is gone. new.jsonl is new. longer.jsonl has 13 bytes, where it had 7. "
-        "other.jsonl has other content of the same length."
+        "gone.jsonl was removed. new.jsonl was added. longer.jsonl has 13 bytes, but had 7. "
+        "The content of other.jsonl has changed."
     )
 
 
@@ -122,8 +122,8 @@ def test_a_file_that_changes_after_the_scan_is_an_error(tmp_path):
     table.check_unchanged()
     for change, message in (
         (lambda: os.utime(path, ns=(1, 1)), "it was written to"),
-        (lambda: path.write_bytes(b"{}"), "it has 2 bytes, where it had "),
-        (path.unlink, r"a\.jsonl cannot be found any longer: No such file"),
+        (lambda: path.write_bytes(b"{}"), "it has 2 bytes, but had "),
+        (path.unlink, r"a\.jsonl can no longer be found: No such file"),
     ):
         change()
         with pytest.raises(InputChangedError, match=message):
@@ -205,7 +205,9 @@ def test_an_empty_file_is_no_rows_of_json_lines_and_an_error_of_other_formats(tm
 @pytest.mark.parametrize(("column", "id_column"), [("body", None), ("text", "body")])
 def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path, kind, column, id_column):
     path = write_table(tmp_path / f"a.{kind}", ROWS, COLUMNS)
-    with pytest.raises(BulkInputError, match=f"a.{kind} has no column 'body'. Its columns are: 'id', 'text', 'other'"):
+    with pytest.raises(
+        BulkInputError, match=f"a.{kind} contains no column 'body'. Its columns are: 'id', 'text', 'other'"
+    ):
         all_rows(path, column, id_column=id_column)
 
 

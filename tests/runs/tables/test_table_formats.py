@@ -33,7 +33,7 @@ UNKNOWN = [("a.jsonl", "xml"), ("a", ""), *[(name, None) for name in ("a.txt", "
 
 @pytest.mark.parametrize(("source", "given"), UNKNOWN)
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones(source, given):
-    with pytest.raises(BulkInputError, match=r"Known are \.jsonl, .*\.parquet"):
+    with pytest.raises(BulkInputError, match=r"(known|accepted): \.jsonl, .*\.parquet"):
         format_of(source, given)
 
 
@@ -69,6 +69,9 @@ def test_jsonl_and_csv_work_without_the_extra_and_the_others_say_what_to_install
     expected = [f"{name} [('a text',)]" for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz")]
     for name, files in (("a.jsonl.zst", ".zst"), ("a.parquet", "Parquet and Arrow"), ("a.arrow", "Parquet and Arrow")):
         for tried, doing in (("written", "Writing"), ("read", "Reading")):
-            needs = "needs the extra [bulk]: pip install trio-pool-serve[bulk]"
+            needs = (
+                "requires more packages. Install the extra `bulk`: pip install 'trio-pool-serve[bulk]', "
+                "or in a clone: pip install '.[bulk]'."
+            )
             expected.append(f"{name} {tried}: {doing} {files} files {needs}")
     assert printed(WITHOUT_THE_EXTRA, tmp_path).decode().splitlines() == expected

@@ -43,7 +43,7 @@ def read_hosts(setting: str) -> list[HostAddress]:
     lines = (line.partition("#")[0] for line in text.splitlines())
     hosts = [HostAddress.parse(each) for line in lines for each in line.split(",") if each.strip()]
     if len(hosts) > MAX_HOSTS:
-        raise ValueError(f"--engine-hosts: {len(hosts)} hosts are more than {MAX_HOSTS}.")
+        raise ValueError(f"--engine-hosts lists {len(hosts)} hosts; the limit is {MAX_HOSTS}.")
     return hosts
 
 
@@ -264,7 +264,7 @@ class HostPlaces:
                 try:
                     await place.link.run()
                 except Exception:  # one engine's error must not end the links to the others
-                    logger.exception("the link to the engine at %s has failed", place.address)
+                    logger.exception("the link to the engine at %s failed", place.address)
                 await trio.sleep(LINK_PAUSE_S)
 
     def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> None:
@@ -272,7 +272,7 @@ class HostPlaces:
         for other in self.places.values():
             known = other.link.hello
             if hello.identity and other is not place and known is not None and known.identity == hello.identity:
-                raise LinkRefusedError(f"it is the engine at {other.address}")
+                raise LinkRefusedError(f"it is the same engine as at {other.address}")
         theirs = ModelDigest(hello.files, hello.weights)
         for model, ours in self._digests.items():
             # Also compare with engines that compute it: the weights may not be here.
@@ -282,11 +282,15 @@ class HostPlaces:
                 place.loaded, place.digest = model, theirs
                 logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
                 if ", " in self.workers[model].computed_by.fingerprint:
-                    logger.warning("the engines of %s differ: %s", model, self.workers[model].computed_by)
+                    logger.warning(
+                        "the engines of %s compute with different fingerprints: %s",
+                        model,
+                        self.workers[model].computed_by,
+                    )
                 return
         if hello.model in self.workers:
-            raise LinkRefusedError(f"its files or settings for {hello.model} are not those of this server")
-        raise LinkRefusedError(f"this server does not serve its model {hello.model}")
+            raise LinkRefusedError(f"its files or settings for {hello.model} differ from this server's")
+        raise LinkRefusedError(f"it computes {hello.model}, which this server does not serve")
 
     def add(self, name: str) -> None:
         """Make all processes of the server use a host: a new one, or one that was drained under any of its names.
@@ -298,7 +302,7 @@ class HostPlaces:
         except ValueError as error:
             raise InvalidRequestError(f"The host {error}.", param="host") from error
         if len(self.listed.all) >= MAX_HOSTS:
-            raise InvalidRequestError(f"There are {MAX_HOSTS} hosts already.", param="host")
+            raise InvalidRequestError(f"The limit of {MAX_HOSTS} hosts is reached.", param="host")
         known = [place.names for place in self.places.values() if str(host) in place.names]
         self.listed.change("use" if known or host in self.listed.all else "add", *{str(host)}.union(*known))
         self._drain()
@@ -308,7 +312,7 @@ class HostPlaces:
         with suppress(ValueError):
             name = str(HostAddress.parse(name))  # as written by ``add``
         if name not in {str(host) for host in self.listed.all}.union(*(place.names for place in self.places.values())):
-            raise NotFoundError(f"This server has no host {name[:200]}.")
+            raise NotFoundError(f"This server does not use a host {name[:200]}.")
         self.listed.change("drain", name)
         self._drain()
 

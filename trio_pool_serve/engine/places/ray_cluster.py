@@ -45,15 +45,15 @@ Result = TypeVar("Result")
 
 
 class NodeLostError(EngineProcessDiedError):
-    """The node of an actor does not answer any more."""
+    """The node of an actor no longer responds."""
 
 
 def error_of(error: BaseException) -> EngineProcessDiedError:
     """Convert an exception of Ray's."""
     said = " ".join(str(error).split())[:500]
     if isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.NodeDiedError):
-        return NodeLostError(f"The node of an engine process does not answer: {said}")
-    return EngineProcessDiedError(f"Ray has failed: {said}")
+        return NodeLostError(f"The node of an engine process does not respond: {said}")
+    return EngineProcessDiedError(f"Ray failed: {said}")
 
 
 @define(eq=False)
@@ -126,7 +126,9 @@ class RayCluster:
             try:
                 await trio.to_thread.run_sync(call, abandon_on_cancel=True)
             except Exception as error:
-                logger.warning("an actor or placement group stays until this process ends: %s", error)
+                logger.warning(
+                    "Ray did not release an actor or a placement group, which stays until this process ends: %s", error
+                )
 
 
 def resources_of(config: ProcessesConfig) -> dict[str, float]:
@@ -149,7 +151,9 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
         # Ray's core has taken SIGTERM: it prints a stack trace before it calls the handler that was there.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if limit.cancelled_caught:
-        raise ModelLoadError(f"--engine ray: the cluster has not answered in {CONNECT_TIMEOUT_S:g} s.")
+        raise ModelLoadError(
+            f"--engine ray: the cluster did not respond within {CONNECT_TIMEOUT_S:g} s. Check RAY_ADDRESS."
+        )
     try:
         yield RayCluster(config)
     finally:
@@ -160,7 +164,9 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
 async def _require_reachable(address: str) -> None:
     """Raise ``ModelLoadError`` at once if ``ray.init`` would try for minutes, or use Ray's client."""
     if "://" in address:
-        raise ModelLoadError(f"RAY_ADDRESS {address}: Ray's client cannot place engines; give HOST:PORT of a node.")
+        raise ModelLoadError(
+            f"RAY_ADDRESS={address}: Ray's client cannot place engines. Set it to HOST:PORT of the head node."
+        )
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
@@ -169,9 +175,9 @@ async def _require_reachable(address: str) -> None:
             stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
         await trio.aclose_forcefully(stream)
     except trio.TooSlowError as error:
-        raise ModelLoadError(f"RAY_ADDRESS {address} does not answer.") from error
+        raise ModelLoadError(f"RAY_ADDRESS={address} does not respond.") from error
     except OSError as error:
-        raise ModelLoadError(f"RAY_ADDRESS {address} cannot be reached: {error}") from error
+        raise ModelLoadError(f"RAY_ADDRESS={address} cannot be reached: {error}") from error
 
 
 def _connect() -> None:

@@ -83,7 +83,7 @@ class Connector:
     """Seconds of silence after which the connection counts as lost; infinite if the kernel reports a lost peer."""
     pauses_s: Sequence[float] = (0.1,)
     """Pauses between failed attempts, in order; the last one repeats."""
-    loss: str = "The engine process has died; another one is being started."
+    loss: str = "The engine process died; another one is being started."
     """The error message if the connection is lost."""
 
     async def connect(self) -> FramedStream[FromEngine]:
@@ -136,11 +136,11 @@ def host_connector(address: HostAddress, keys: LinkKeys, timeout_s: float = LINK
         keys,
         timeout_s,
         pauses_s=(0.1, 0.2, 0.5, 1.0, 2.0),
-        loss=f"The connection to the engine at {address} is lost.",
+        loss=f"The connection to the engine at {address} was lost.",
     )
 
 
 async def _open_tcp_stream(address: HostAddress) -> trio.SocketStream:
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         return await trio.open_tcp_stream(address.host, address.port)
-    raise TimeoutError(f"{address} does not answer")
+    raise TimeoutError(f"{address} does not respond")

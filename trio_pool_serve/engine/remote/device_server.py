@@ -135,7 +135,7 @@ class ApiConnection:
         self.server.connections[self] = None
         try:
             if silence := await run_link(self.stream, self.timeout_s, "API process", self._receive, self._answer):
-                logger.warning("an API process is lost, and its rows are withdrawn: %s", silence)
+                logger.warning("lost an API process, whose rows are withdrawn: %s", silence)
         finally:
             del self.server.connections[self]
             self._withdraw([*self._waiting])
@@ -170,14 +170,14 @@ class ApiConnection:
         batch = self.batches.get(facts.number)
         if batch is None:
             if len(self.batches) >= self.server.most_batches:
-                raise ValueError(f"more than {self.server.most_batches} batches were sent before they were answered")
+                raise ValueError(f"more than {self.server.most_batches} unanswered batches were sent")
             batch = self.batches[facts.number] = SentBatch(facts, self._settled)
         elif not batch.arriving:
-            raise ValueError("a batch has the number of one that is not answered")
+            raise ValueError("a batch has the number of an unanswered batch")
         for part in received_parts(message.parts, payload):
             batch.arriving -= len(part.ids)
             if batch.arriving < 0:
-                raise ValueError("a batch has more rows than it was said to have")
+                raise ValueError("a batch has more rows than announced")
             self._read(part, batch)
             await trio.lowlevel.checkpoint()
         if not batch.arriving:
@@ -334,13 +334,13 @@ class EngineListener:
             except trio.BrokenResourceError:
                 return  # a probe of the port, or too many
             connection = ApiConnection(self.server, *greeted)
-            logger.info("an API process at %s is connected", peer)
+            logger.info("an API process at %s connected", peer)
             if self._is_leaving:
                 connection.leave()
             try:
                 await connection.serve()
             finally:
-                logger.info("an API process at %s is disconnected", peer)
+                logger.info("an API process at %s disconnected", peer)
 
     async def _greet(self, stream: trio.SocketStream, host: str) -> tuple[FramedStream[ToEngine], float]:
         """Return and raise as ``answer_greeting``. If too many greetings are unfinished, the oldest connection ends."""
@@ -349,19 +349,19 @@ class EngineListener:
             if len(self._greeting) > MAX_GREETING:
                 ((most, _),) = Counter(self._greeting.values()).most_common(1)
                 oldest = next(each for each, address in self._greeting.items() if address == most)
-                oldest.cancel(reason="too many connections have not ended their greeting")
+                oldest.cancel(reason="too many connections have not finished their greeting")
             try:
                 return await answer_greeting(stream, self.keys.keys)
             finally:
                 del self._greeting[scope]
-        raise trio.BrokenResourceError("too many connections have not ended their greeting")
+        raise trio.BrokenResourceError("too many connections have not finished their greeting")
 
     def _log_refused(self, peer: str, error: LinkRefusedError) -> None:
         self.refused += 1
         now = trio.current_time()
         if now - self._logged_at >= LOG_INTERVAL_S:
             since = self.refused - self._logged
-            logger.warning("a connection from %s is refused: %s (%d since the last such line)", peer, error, since)
+            logger.warning("refused a connection from %s: %s (%d since the last such line)", peer, error, since)
             self._logged_at, self._logged = now, self.refused
 
 

@@ -87,7 +87,7 @@ def of_rows(arrays: Sequence[Any], dtype: np.dtype[Any], lengths: Sequence[int])
     """
     together = concatenated(arrays, dtype)
     if together.shape != (sum(lengths),) or [*map(len, arrays)] != [*lengths]:
-        raise ValueError("an array of another length than its row")
+        raise ValueError("an array whose length differs from its row's")
     return together
 
 

@@ -59,7 +59,7 @@ async def run_link(
     async def receive_all() -> None:
         while (received := await stream.receive()) is not None:
             await receive(nursery, *received)
-        nursery.cancel_scope.cancel(reason=f"the {other_end} has disconnected")
+        nursery.cancel_scope.cancel(reason=f"the {other_end} disconnected")
 
     try:
         async with trio.open_nursery() as nursery:
@@ -67,11 +67,11 @@ async def run_link(
                 nursery.start_soon(task)
             await wait_silent(stream, timeout_s)
     except* trio.BrokenResourceError:
-        logger.info("an %s has disconnected while something was sent to it", other_end)
+        logger.info("an %s disconnected while a message was sent to it", other_end)
     except* LinkRefusedError as refusals:
         refusal = str(refusals.exceptions[0])
     except* Exception:
-        logger.exception("the link to an %s has failed", other_end)
+        logger.exception("the link to an %s failed", other_end)
     return refusal
 
 
@@ -118,11 +118,11 @@ class LinkKeys:
             lines = [line.strip() for line in file.read(MAX_FILE_BYTES).splitlines()]
         keys = [line for line in lines if line and not line.startswith(b"#")]
         if not keys:
-            raise ValueError(f"--key-file: {self.path} has no key.")
+            raise ValueError(f"--key-file: {self.path} contains no key.")
         if short := [number for number, key in enumerate(keys, 1) if len(key) < MIN_KEY_CHARACTERS]:
             raise ValueError(
-                f"--key-file: key {short[0]} of {self.path} has fewer than {MIN_KEY_CHARACTERS} characters; "
-                "`openssl rand -hex 32` makes one."
+                f"--key-file: key {short[0]} in {self.path} has fewer than {MIN_KEY_CHARACTERS} characters. "
+                "Generate one with `openssl rand -hex 32`."
             )
         self.keys = keys
 
@@ -270,26 +270,26 @@ def _limited(who: str) -> Iterator[None]:
     with trio.move_on_after(GREETING_TIMEOUT_S) as limit:
         yield
     if limit.cancelled_caught:
-        raise LinkRefusedError(f"{who} has not finished its greeting in {GREETING_TIMEOUT_S:g} s")
+        raise LinkRefusedError(f"{who} did not finish its greeting within {GREETING_TIMEOUT_S:g} s")
 
 
 async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message]) -> Message:
     received = await stream.receive()
     if received is None:
         if stream.invalid_frame:
-            raise LinkRefusedError(f"what came is no greeting: {in_one_line(stream.invalid_frame)}")
-        raise trio.BrokenResourceError("the connection has ended within the greeting")
+            raise LinkRefusedError(f"the first message is not a greeting: {in_one_line(stream.invalid_frame)}")
+        raise trio.BrokenResourceError("the connection ended during the greeting")
     message, _ = received
     if isinstance(message, Refusal) and kind is not Greeting:
         raise LinkRefusedError(in_one_line(message.reason))
     if not isinstance(message, kind):
-        raise LinkRefusedError("a message of the greeting came out of turn")
+        raise LinkRefusedError("a message of the greeting arrived out of order")
     return message
 
 
 def _require_version(version: int, software: str, who: str) -> None:
     if version != WIRE_VERSION:
         raise LinkRefusedError(
-            f"the {who} is of version {in_one_line(software)}, with messages of version {version}; here it is "
-            f"{trio_pool_serve.__version__}, with messages of version {WIRE_VERSION}"
+            f"the {who} runs version {in_one_line(software)} (wire version {version}), this process "
+            f"{trio_pool_serve.__version__} (wire version {WIRE_VERSION})"
         )

@@ -150,15 +150,15 @@ def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> No
         if column.count(column[0]) == len(column) and not column[0]:  # nothing is said of any row
             continue
         if any(count is not None and not 0 <= count <= length for count, length in zip(column, lengths, strict=True)):
-            raise ValueError("a row has fewer tokens than are said of it")
+            raise ValueError("a row has fewer tokens than announced")
 
 
 def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
     """Raise ``ValueError`` for several rows, or for chunks beyond a row's tokens: on a GPU they would be addresses."""
     if len(lengths) != 1:
-        raise ValueError("only a row that is alone has these arrays")
+        raise ValueError("only a row that is sent alone may have these arrays")
     if lone.embeds is not None and (lone.embeds.ndim != 2 or len(lone.embeds) != lengths[0]):
-        raise ValueError("token embeddings are not one for each token")
+        raise ValueError("the token embeddings are not one per token")
     if (chunks := lone.chunks) is None:
         return
     if chunks.dtype != INT32 or chunks.ndim != 2 or chunks.shape[1] != 2 or not len(chunks):
@@ -170,7 +170,7 @@ def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
 
 def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
     if name not in PoolingParams.by_name:
-        raise LookupError(f"no module that is imported here defines the params {name}")
+        raise LookupError(f"no module imported here defines the pooling params {name}")
     return part.convert(fields, PoolingParams.by_name[name])
 
 

@@ -118,7 +118,7 @@ class RemoteDevice(Device):
             return self.told.stall_reason
         unanswered_s = now - self._answered_at
         if unanswered_s > self.stall_timeout_s and not all(each.is_planned for each in self.in_flight):
-            return f"the engine process has had rows for {unanswered_s:.0f} s and has answered none"
+            return f"the engine process has answered no rows for {unanswered_s:.0f} s"
         return ""
 
     @property
@@ -209,7 +209,7 @@ class RemoteDevice(Device):
     def _begin(self, hello: Hello) -> None:
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
         if self.hello is not None:
-            raise LinkRefusedError("it has said hello twice")
+            raise LinkRefusedError("it sent its description twice")
         self.on_ready(self, hello)
         logger.info("connected to the engine process at %s", self.connector.name)
         self.hello, self.zone, self.launches, self.failure = hello, hello.zone, hello.launches, ""
@@ -229,7 +229,7 @@ class RemoteDevice(Device):
             held.clear()
         if was_ready:
             self.losses += 1
-            logger.info("the connection to the engine process at %s has ended", self.connector.name)
+            logger.info("the connection to the engine process at %s ended", self.connector.name)
             for batch in unsent:
                 self.dispatcher.give_back(batch, self.queue)
             self.on_lost(self)
@@ -263,7 +263,7 @@ class RemoteDevice(Device):
         if batch.is_planned and refused:
             self._fail_rows(
                 [number for number, _ in rows],
-                BatchFailedError(f"Another input of the batch has failed: {next(iter(refused.values()))}"),
+                BatchFailedError(f"Another input of the batch failed: {next(iter(refused.values()))}"),
             )
             frames.clear()
         if not frames:
@@ -315,7 +315,7 @@ class RemoteDevice(Device):
         for batch in done:
             self._fail_rows(
                 [entry.number for entry in batch.entries],
-                BatchFailedError("The engine process has not computed this input."),
+                BatchFailedError("The engine process did not compute this input."),
             )
         if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
             self.say_admitted()
@@ -332,6 +332,6 @@ class RemoteDevice(Device):
         launched = self._answered_at - forward_s - copy_s
         for entry, values in zip(entries, rows, strict=True):
             if entry is not None and len(values) != len(entry.request.params):
-                entry.fail(UnsendableError("The engine process has sent other outputs than asked for."))
+                entry.fail(UnsendableError("The engine process sent other outputs than requested."))
             elif entry is not None:
                 yield entry, PoolingOutput(values, max(outputs.queue_s, launched - entry.queued_at), forward_s, copy_s)

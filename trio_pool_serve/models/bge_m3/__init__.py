@@ -53,7 +53,7 @@ def _token_ids_without_weight(files: FolderFiles) -> tuple[int, ...]:
     tokens = [files.tokenizer_config.get(key) or default for key, default in UNWEIGHTED_TOKENS.items()]
     names = [token["content"] if isinstance(token, dict) else token for token in tokens]
     if missing := [name for name in names if name not in ids]:
-        raise ModelLoadError(f"tokenizer.json does not have the special tokens {', '.join(missing)}.")
+        raise ModelLoadError(f"tokenizer.json lacks the special tokens {', '.join(missing)}.")
     return tuple(ids[name] for name in names)
 
 

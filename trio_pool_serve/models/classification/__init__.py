@@ -153,7 +153,7 @@ def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceC
     for module in modules:
         if not module.config.get("include_prompt", True):
             raise ModelLoadError(
-                f"{module.path / 'config.json'}: include_prompt is false; for pairs of texts true is supported."
+                f"{module.path / 'config.json'}: include_prompt is false; pairs of texts require true."
             )
     has_names = len(files.config.get("id2label") or ()) == scores
     kind = CrossEncoder if scores == 1 else SequenceClassifier
@@ -181,7 +181,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 def read_problem_type(files: FolderFiles) -> str | None:
     """Return ``problem_type`` of config.json. Raises ``ModelLoadError``."""
     problem_type: str | None = files.config.get("problem_type")
-    require(problem_type in PROBLEM_TYPES, f"problem_type of config.json is {problem_type!r}, which is not known.")
+    require(problem_type in PROBLEM_TYPES, f"problem_type of config.json is {problem_type!r}, which is unknown.")
     return problem_type
 
 
@@ -197,7 +197,7 @@ def score_activation(files: FolderFiles, labels: int) -> str:
     if not name:
         return "torch.nn.Sigmoid" if labels == 1 else "torch.nn.Identity"
     if not name.startswith("torch.nn."):
-        raise ModelLoadError(f"The activation function {name} is not one of torch.nn's.")
+        raise ModelLoadError(f"The activation function {name} is not a module of torch.nn.")
     return name
 
 
@@ -208,7 +208,7 @@ def classifier_heads(spec: Classifier) -> "BuiltHeads":
     from trio_pool_serve.runner.openvino.exported_graph import label_heads
 
     if spec.modules:
-        raise UnusableGraphError(f"without torch there is no {names_of(spec.modules)}")
+        raise UnusableGraphError(f"{names_of(spec.modules)} requires torch")
     functions: Mapping[str, str] = {
         activation: name.rpartition(".")[2] for activation, name in spec.activations.items()
     }

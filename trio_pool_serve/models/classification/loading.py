@@ -104,7 +104,7 @@ def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: st
     model: Any = load_checkpoint(folder, params, auto_class=auto_class, optional_weights=())
     if model.config.num_labels != len(spec.labels):
         raise ModelLoadError(
-            f"config.json names {len(spec.labels)} labels, but the model has {model.config.num_labels}."
+            f"config.json lists {len(spec.labels)} labels, but the model has {model.config.num_labels}."
         )
     return model, functions
 

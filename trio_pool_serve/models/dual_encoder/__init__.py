@@ -88,7 +88,7 @@ def read_dual_encoder(files: FolderFiles, _: ModelConfig) -> DualEncoder | None:
         return None
     if any(name != MODEL_CLASSES[model_type] for name in files.architectures):
         raise ModelLoadError(
-            f"{files.architectures[0]} is not supported: of {model_type} models, {MODEL_CLASSES[model_type]} is."
+            f"{files.architectures[0]} is not supported; for {model_type} models, only {MODEL_CLASSES[model_type]} is."
         )
     _check_modules(files)
     return DualEncoder(
@@ -193,7 +193,7 @@ class TowerFormat:
         """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images."""
         if images:
             raise InvalidRequestError(
-                "This model takes a text or an image: an input cannot have both.", field="prompts"
+                "This model takes a text or an image; an input cannot contain both.", field="prompts"
             )
         return RenderedPrompt(token_ids)
 

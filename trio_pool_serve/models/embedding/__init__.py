@@ -91,7 +91,7 @@ def with_settings(declared: Sequence[ModuleFiles], config: ModelConfig) -> tuple
     if config.pooling is not None:
         place = next((place for place, module in enumerate(modules) if module.name == "Pooling"), None)
         if place is None:
-            raise ModelLoadError("--pooling: modules.json has no Pooling module after the transformer.")
+            raise ModelLoadError("--pooling requires a Pooling module after the transformer in modules.json.")
         kept = {name: value for name, value in modules[place].config.items() if not name.startswith("pooling_mode")}
         kept["pooling_mode"] = MODULE_POOLING.get(config.pooling, config.pooling)
         modules[place] = evolve(modules[place], config=kept)
@@ -115,7 +115,7 @@ ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
 
 
 IGNORED_LAYERS = (
-    f"{LAYERS} has no effect, as in sentence-transformers: config.json does not have output_hidden_states: true."
+    f"{LAYERS} has no effect, as in sentence-transformers: config.json does not set output_hidden_states to true."
 )
 
 
@@ -133,11 +133,12 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
     # text-embeddings-inference takes any model type with these four letters for a variant of BERT.
     is_bert = "bert" in str(files.config.get("model_type")).lower()
     return (
-        f"The files declare no pooling (there is no modules.json). Assumed are {config.pooling or pooling} pooling and "
-        f"{'' if config.normalize else 'no '}normalisation. sentence-transformers assumes {pooling} pooling and no "
-        f"normalisation, vLLM {vllm} pooling and normalisation, text-embeddings-inference "
+        "The files declare no pooling: modules.json is missing. This server "
+        f"assumes {config.pooling or pooling} pooling "
+        f"and {'' if config.normalize else 'no '}normalisation; sentence-transformers assumes {pooling} pooling and no "
+        f"normalisation, vLLM {vllm} pooling and normalisation, and text-embeddings-inference "
         f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
-        f"Choose with --pooling and --normalize or --no-normalize.{OTHER_USES.get(name.rpartition('For')[2], '')}"
+        f"To choose, set --pooling and --normalize or --no-normalize.{OTHER_USES.get(name.rpartition('For')[2], '')}"
     )
 
 
@@ -150,7 +151,7 @@ def similarity_of(files: FolderFiles) -> Similarity:
     name = files.sentence_transformers_config.get("similarity_fn_name") or "cosine"
     known: Mapping[str, Similarity] = {value: value for value in get_args(Similarity)} | {"dot_product": "dot"}
     if name not in known:
-        raise ModelLoadError(f"similarity_fn_name is {name!r}; known are {', '.join(known)}.")
+        raise ModelLoadError(f"similarity_fn_name is {name!r}; accepted: {', '.join(known)}.")
     return known[name]
 
 
@@ -171,7 +172,9 @@ def embedding_heads(spec: Embedding) -> "BuiltHeads":
     from trio_pool_serve.runner.openvino.exported_graph import pooling_heads
 
     if (names := [module.name for module in spec.modules]) not in (["Pooling"], ["Pooling", "Normalize"]):
-        raise UnusableGraphError(f"without torch there is no {' + '.join(names)}, only Pooling and Normalize")
+        raise UnusableGraphError(
+            f"{' + '.join(names)} requires torch; without it, only Pooling and Normalize are supported"
+        )
     return pooling_heads(pooling_modes(spec.modules[0].config), normalizes=spec.normalizes)
 
 

@@ -164,9 +164,9 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
 def _weight_bytes(folder: Path) -> bytes:
     path, pickled = folder / WEIGHTS, folder / "adapter_model.bin"
     found = f"only {pickled.name}, which can contain code" if pickled.exists() else "no weights"
-    require(path.exists(), f"{folder} has {found}; an adapter's weights are read from {WEIGHTS}.")
+    require(path.exists(), f"{folder} contains {found}; the weights of an adapter must be in {WEIGHTS}.")
     try:
-        require(path.stat().st_size <= MAX_WEIGHT_BYTES, f"{path} has more than {MAX_WEIGHT_BYTES} bytes.")
+        require(path.stat().st_size <= MAX_WEIGHT_BYTES, f"{path} exceeds {MAX_WEIGHT_BYTES} bytes.")
         return path.read_bytes()
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
@@ -179,7 +179,7 @@ def _tensors(path: Path, content: bytes) -> Mapping[str, Matrix]:
     except safetensors.SafetensorError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     tensors = {name.removeprefix(PREFIX): _tensor(f"{path}: {name}", entry) for name, entry in stored}
-    require(len(tensors) == len(stored), f"{path} has tensors whose names differ in {PREFIX} only.")
+    require(len(tensors) == len(stored), f"{path} contains tensors whose names differ only in {PREFIX}.")
     return tensors
 
 
@@ -190,7 +190,7 @@ def _tensor(place: str, entry: Mapping[str, Any]) -> Matrix:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(over="ignore"):
         values = values.astype(np.float32, copy=False)
-    require(bool(np.isfinite(values).all()), f"{place} has numbers that are not finite.")
+    require(bool(np.isfinite(values).all()), f"{place} contains infinities or NaN.")
     return values
 
 
@@ -206,14 +206,14 @@ def _sorted_out(
         else:  # PEFT also stores embeddings that it updates, or whose size has changed
             require("lora_" not in name, f"{place.parent / WEIGHTS}: {name} is not a tensor of a plain LoRA adapter.")
             weights[name.replace(".base_layer.", ".")] = tensor
-    require(bool(tensors), f"{place.parent / WEIGHTS} has no tensors.")
+    require(bool(tensors), f"{place.parent / WEIGHTS} contains no tensors.")
     return {module: _update(place, config, module, pair) for module, pair in factors.items()}, weights
 
 
 def _update(place: Path, config: Mapping[str, Any], module: str, pair: Mapping[str, Matrix]) -> LowRankUpdate:
     kind, where = "lora_embedding" if "lora_embedding_A" in pair else "lora", f"{place.parent / WEIGHTS}: {module}"
     wanted = {f"{kind}_A", f"{kind}_B"}
-    require(pair.keys() >= wanted, f"{where} has no {', '.join(sorted(wanted - pair.keys()))}.")
+    require(pair.keys() >= wanted, f"{where} lacks {', '.join(sorted(wanted - pair.keys()))}.")
     require(pair.keys() == wanted, f"{where} has both {' and '.join(sorted(pair))}.")
     down, up = pair[f"{kind}_A"], pair[f"{kind}_B"]
     r = _of_module(config.get("rank_pattern"), module, config.get("r", 8))

@@ -36,7 +36,7 @@ def why_not_torch(transformer_path: Path) -> str:
     no_weights = (
         ""
         if has_torch_weights(transformer_path) or not has_exported_file(transformer_path)
-        else "the folder has no weights for torch"
+        else "the folder contains no weights for torch"
     )
     return missing_libraries() or no_weights
 

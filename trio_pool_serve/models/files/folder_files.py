@@ -137,7 +137,7 @@ class FolderFiles:
             if found not in ((method, output), (method, [output])):
                 raise ModelLoadError(
                     f"modality_config computes {modality} by {found[0]} and takes its {found[1]}, which is not "
-                    f"supported; {method} and {output} are."
+                    f"supported; accepted: {method} and {output}."
                 )
 
     def reject_processing_kwargs(self, **known: Collection[str]) -> None:
@@ -247,7 +247,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object.")
+        raise ModelLoadError(f"{path} is not a JSON object.")
     return document
 
 
@@ -292,7 +292,7 @@ def _input_module(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) 
     candidates = [module for route in router.routes.values() for module in route] if router else modules
     found = [module for name in (TRANSFORMERS, (STATIC,)) for module in candidates if module.name in name]
     if not found or (router is None and len({module.path for module in found}) > 1):
-        raise ModelLoadError(f"The model has {len(found)} transformers; one can be served.")
+        raise ModelLoadError(f"The model contains {len(found)} transformers; only one is supported.")
     return found[0]
 
 
@@ -340,7 +340,7 @@ def read_text(path: Path) -> str:
             raise OSError("it is not a regular file")
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+        raise ValueError(f"it exceeds {MAX_FILE_BYTES} bytes")
     return content.decode("utf-8")
 
 

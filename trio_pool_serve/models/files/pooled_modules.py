@@ -27,8 +27,8 @@ def read_pooled_modules(files: FolderFiles, *, writes: str = VECTOR) -> tuple[Mo
     pooled = modules[1:] if has_layers(modules) else modules
     if not pooled or pooled[0].name != "Pooling":
         raise ModelLoadError(
-            f"{files.path / 'modules.json'}: the transformer is followed by {names_of(modules)}; accepted are "
-            f"{LAYERS}, if any, and Pooling."
+            f"{files.path / 'modules.json'}: the transformer is followed by {names_of(modules)}; accepted: "
+            f"optionally {LAYERS}, then Pooling."
         )
     require_vector_modules(pooled[1:], writes=writes)
     return pooled if ignores_layers(files) else modules
@@ -38,7 +38,7 @@ def require_vector_modules(modules: Sequence[ModuleFiles], *, writes: str = VECT
     """Raise ``ModelLoadError`` unless all of them map a pooled vector, and the last one writes ``writes``."""
     if unknown := [module for module in modules if module.name not in AFTER_POOLING]:
         raise ModelLoadError(
-            f"modules.json requires {names_of(unknown)}, which cannot be loaded; accepted there are Dense, LayerNorm, "
+            f"modules.json requires {names_of(unknown)}, which cannot be loaded; accepted: Dense, LayerNorm, "
             "Normalize and Dropout."
         )
     for module in modules:
@@ -47,7 +47,7 @@ def require_vector_modules(modules: Sequence[ModuleFiles], *, writes: str = VECT
         wanted = writes if module is modules[-1] else VECTOR
         if (source, target) != (VECTOR, wanted):
             raise ModelLoadError(
-                f"{module.path / 'config.json'}: {module.name} maps {source!r} to {target!r}; accepted there is "
+                f"{module.path / 'config.json'}: {module.name} maps {source!r} to {target!r}; accepted: "
                 f"{VECTOR!r} to {wanted!r}."
             )
 

@@ -10,7 +10,7 @@ from trio_pool_serve.models.files.known_keys import require
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 STRATEGIES = ("tensor", "channel", "block")
 
-INSTEAD = "Serve the unquantised checkpoint that it was made of; on CPU, --dtype int8 quantises that."
+INSTEAD = "Serve the original, unquantised checkpoint; on CPU, --dtype int8 quantises it."
 
 
 @frozen

@@ -33,9 +33,11 @@ def read_task_adapters(folder: Path, config: Mapping[str, Any], wanted: Collecti
     places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
     folders = [place.parent for place in sorted(places) if place.parent.name != ADAPTER]
     found = {_task_of(path.name): path for path in folders}
-    require(len(found) == len(folders), f"{folder} has two adapters for one task: {[path.name for path in folders]}.")
+    require(
+        len(found) == len(folders), f"{folder} contains two adapters for one task: {[path.name for path in folders]}."
+    )
     missing = ", ".join(task for task in wanted if task not in found)
-    require(not missing, f"{folder} has no adapters for tasks of config.json: {missing}.")
+    require(not missing, f"{folder} lacks adapters for tasks of config.json: {missing}.")
     return found
 
 

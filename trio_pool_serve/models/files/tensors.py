@@ -31,7 +31,7 @@ def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
         tensors = {name: file.get_tensor(name) for name in dtypes}
     for name, tensor in tensors.items():
         if tensor.size and not np.isfinite(np.array([tensor.min(), tensor.max()]).astype(np.float32)).all():
-            raise ModelLoadError(f"{folder / FILE}: {name} has numbers that are not finite ({tensor.dtype}).")
+            raise ModelLoadError(f"{folder / FILE}: {name} contains infinities or NaN ({tensor.dtype}).")
     return tensors
 
 
@@ -44,7 +44,7 @@ def _opened(folder: Path) -> Iterator[Any]:
         with safe_open(folder / FILE, framework="np") as file:
             yield file
     except FileNotFoundError as error:
-        others = " Weights in pytorch_model.bin are not read." if (folder / "pytorch_model.bin").exists() else ""
-        raise ModelLoadError(f"{folder} holds no {FILE}.{others}") from error
+        others = " Weights in pytorch_model.bin are not supported." if (folder / "pytorch_model.bin").exists() else ""
+        raise ModelLoadError(f"{folder} contains no {FILE}.{others}") from error
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{folder / FILE} cannot be read: {error}") from error

@@ -94,7 +94,7 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
 
 def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:
     if (names := [module.name for module in files.modules[1:]]) != ["LogitScore"]:
-        raise ModelLoadError(f"A generative reranker needs a LogitScore module only, but has {names or 'none'}.")
+        raise ModelLoadError(f"A generative reranker requires one LogitScore module, not {names or 'none'}.")
     config = files.modules[1].config
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise ModelLoadError(f"LogitScore works on {config['module_input_name']!r}, which is not supported.")
@@ -105,7 +105,7 @@ def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:
 
 def _token_id(files: FolderFiles, token: str) -> int:
     if (found := find_token_id(files, token)) is None:
-        raise ModelLoadError(f"The vocabulary has no token {token!r}, which a generative reranker needs.")
+        raise ModelLoadError(f"The vocabulary has no token {token!r}, which a generative reranker requires.")
     return found
 
 

@@ -87,7 +87,7 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
     """Read folders of the three layouts."""
     if files.is_saved_from("ForRetrieval"):
         raise ModelLoadError(
-            f"{files.architectures[0]} is an unsupported page retriever; ColPali and ColQwen2 are supported."
+            f"{files.architectures[0]} is not supported; supported page retrievers are ColPali and ColQwen2."
         )
     if not _is_late_interaction(files):
         return None
@@ -118,7 +118,9 @@ def _is_late_interaction(files: FolderFiles) -> bool:
 def _read_checkpoint(files: FolderFiles) -> LateInteraction:
     """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or incomplete."""
     if STANFORD not in files.architectures:
-        raise ModelLoadError("A late-interaction model without modules.json and HF_ColBERT weights has no projection.")
+        raise ModelLoadError(
+            "This late-interaction model has no projection: modules.json and HF_ColBERT weights are missing."
+        )
     metadata = read_json(files.path / METADATA)
     markers = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
@@ -230,7 +232,7 @@ def _token_modules(
         elif module.name != "Pooling" or not is_converted:
             raise ModelLoadError(f"A late-interaction model with a {module.name} module is not supported.")
     if is_converted and not kept:
-        raise ModelLoadError("modules.json has no projection for the tokens' vectors.")
+        raise ModelLoadError("modules.json lists no projection of the tokens' vectors.")
     return tuple(kept), mask
 
 

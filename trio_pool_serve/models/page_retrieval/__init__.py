@@ -177,7 +177,7 @@ class PageFormat:
         """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images or placeholders."""
         if images:
             raise InvalidRequestError(
-                "This model takes a text or the image of a page: an input cannot have both.",
+                "This model takes a text or the image of a page; an input cannot contain both.",
                 field="prompts",
             )
         reject_placeholders(token_ids, self.token_id)

@@ -36,11 +36,11 @@ def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessRewar
         step = pooler.step_tag_id if pooler.step_tag_id is not None else find_token_id(files, STEP_TOKEN)
         if step is None:
             raise ModelLoadError(
-                f"The vocabulary has no {STEP_TOKEN}; set the token that ends a step by step_tag_id in --pooler-config."
+                f"The vocabulary lacks {STEP_TOKEN}; set step_tag_id in --pooler-config to the token that ends a step."
             )
         if pooler.returned_token_ids:
             raise ModelLoadError(
-                "returned_token_ids in --pooler-config is for causal language models; this one has a classifier."
+                "returned_token_ids in --pooler-config requires a causal language model; this model has a classifier."
             )
         return ProcessReward(step_token_id=step, labels=read_labels(files.config))
     if pooler.step_tag_id is None and not pooler.returned_token_ids:
@@ -48,9 +48,7 @@ def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessRewar
     if files.modules or not files.is_saved_from("ForCausalLM"):
         raise ModelLoadError("step_tag_id and returned_token_ids in --pooler-config require a causal language model.")
     if pooler.step_tag_id is None or not pooler.returned_token_ids:
-        raise ModelLoadError(
-            "To score steps, a causal language model needs both step_tag_id and returned_token_ids in --pooler-config."
-        )
+        raise ModelLoadError("To score steps, set both step_tag_id and returned_token_ids in --pooler-config.")
     if outside := [i for i in (pooler.step_tag_id, *pooler.returned_token_ids) if i >= files.text_config["vocab_size"]]:
         raise ModelLoadError(f"Token {outside[0]} is outside the vocabulary of {files.text_config['vocab_size']}.")
     return ProcessReward(

@@ -13,7 +13,7 @@ def open_routed(folder: ModelFolder[Routed], config: ModelConfig, offload: Offlo
     """Return the runner of a model with routes. Blocks for seconds. Raises ``ModelLoadError``."""
     for flag, value, refused in (("backend", config.backend, "openvino"), ("dtype", config.dtype, "int8")):
         if value == refused:
-            raise ModelLoadError(f"--{flag} {value}: torch computes the transformers of a Router.")
+            raise ModelLoadError(f"--{flag} {value} does not apply to a Router: torch computes its transformers.")
     runners = []
     for route in folder.routes:
         if route.spec.scoring != "vectors" or route.reads_images or route.spec.uses_chat_template:

@@ -84,7 +84,7 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
 
 def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
     if len(files.modules) > 1 or not set(router.routes) <= {"query", "document"}:
-        raise ModelLoadError("The Router has other routes than query and document, which is not supported.")
+        raise ModelLoadError("The Router has routes other than query and document, which is not supported.")
     tables = {
         route: modules[0].path
         for route, modules in router.routes.items()

@@ -29,7 +29,7 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     description = f"SPLADE by {spec.splade_pooling}"
     if spec.table is not None:
         if (table := read_weights(spec.table, "weight").get("")) is None:
-            raise ModelLoadError(f"{spec.table} has no weight named weight.")
+            raise ModelLoadError(f"{spec.table} contains no tensor named weight.")
         if len(table) > folder.vocab_size:
             raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
         # Clients may send any id of the vocabulary, whose size is often rounded up.

@@ -82,13 +82,13 @@ def _vocab_size(folder: Path) -> int:
     names = () if "embedding.weight" in shapes else ("mapping", "weights")
     per_token = {name: shapes[name] for name in names if name in shapes}
     if (table := shapes.get("embedding.weight", shapes.get("embeddings"))) is None:
-        raise ModelLoadError(f"{folder / FILE} has neither a tensor embedding.weight nor embeddings.")
+        raise ModelLoadError(f"{folder / FILE} contains neither a tensor embedding.weight nor embeddings.")
     if len(table) != 2 or 0 in table:
-        raise ModelLoadError(f"{folder / FILE}: the table has the shape {table}; it must be (rows, dimensions).")
+        raise ModelLoadError(f"{folder / FILE}: the shape of the table is {table}; it must be (rows, dimensions).")
     tokens = per_token.get("mapping", table[:1])
     for name, shape in per_token.items():
         if shape != tokens or len(shape) != 1 or not shape[0]:
-            raise ModelLoadError(f"{folder / FILE}: {name} has the shape {shape}; it must be one number per token.")
+            raise ModelLoadError(f"{folder / FILE}: the shape of {name} is {shape}; it must be one number per token.")
     return tokens[0]
 
 
@@ -100,7 +100,10 @@ def _max_length(path: Path) -> int | None:
         length = (msgspec.json.decode(part, type=dict[str, Any] | None) or {}).get("max_length")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    require(length is None or (type(length) is int and length > 0), f"{path}: truncation has the max_length {length}.")
+    require(
+        length is None or (type(length) is int and length > 0),
+        f"{path}: max_length of truncation is {length}; it must be a positive integer.",
+    )
     return length
 
 

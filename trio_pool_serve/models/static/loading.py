@@ -15,9 +15,9 @@ from trio_pool_serve.threads.offload import Offload
 def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offload) -> StaticRunner:  # noqa: ARG001
     """Return the runner of a ``Static`` model. Blocks. Raises ``ModelLoadError``."""
     if config.backend in ("openvino", "compile"):
-        raise ModelLoadError(f"--backend {config.backend}: NumPy computes static embeddings.")
+        raise ModelLoadError(f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.")
     if config.dtype == "int8":
-        raise ModelLoadError("--dtype int8: static embeddings are not quantised.")
+        raise ModelLoadError("--dtype int8 does not apply to static embeddings.")
     spec, place, tensors = folder.spec, folder.transformer_path / FILE, read_tensors(folder.transformer_path)
     layers: list[VectorModule] = []
     try:

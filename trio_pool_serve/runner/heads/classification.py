@@ -38,7 +38,7 @@ def activation_named(dotted: str) -> ActivationFunction:
     """Return one of torch.nn's activations. Raises ``ModelLoadError`` for anything else."""
     module_class = getattr(nn, dotted.rpartition(".")[2], None) if dotted.startswith("torch.nn.") else None
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
-        raise ModelLoadError(f"The activation function {dotted} is not one of torch.nn's.")
+        raise ModelLoadError(f"The activation function {dotted} is not a module of torch.nn.")
     if module_class is nn.Softmax:
         return softmax  # along the last dimension, which torch wants to be told
     try:

@@ -104,6 +104,6 @@ class LayerMean:
         """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
         states = (output.get("hidden_states") or ())[self.start :]
         if len(states) != len(self.weights):
-            raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} such hidden states")
+            raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} hidden states")
         weighted = [weight * state.float() for weight, state in zip(self.weights, states, strict=True)]
         return BaseModelOutput(last_hidden_state=sum(weighted) / sum(self.weights))

@@ -109,7 +109,7 @@ class BuiltHeads:
 def pooling_heads(pooling: Sequence[str], *, normalizes: bool) -> BuiltHeads:
     """Return the heads of an embedding model. Raises ``UnusableGraphError`` for unknown pooling types."""
     if not {*pooling} <= POOLINGS.keys():
-        raise UnusableGraphError(f"there is no {'+'.join(pooling)} pooling")
+        raise UnusableGraphError(f"{'+'.join(pooling)} pooling is not supported")
     states = ops.parameter([-1, -1, -1], np.float32, name="states")
     weights = [ops.parameter([-1, -1], np.float32, name=name) for name in pooling]
     pooled = [_pooled(states, of_states, name) for of_states, name in zip(weights, pooling, strict=True)]
@@ -131,7 +131,7 @@ def label_heads(labels: int, functions: Mapping[str, str], *, of_tokens: bool) -
     Raises ``UnusableGraphError`` for other names.
     """
     if unknown := {*functions.values()} - ACTIVATIONS.keys():
-        raise UnusableGraphError(f"without torch there is no {', '.join(unknown)}")
+        raise UnusableGraphError(f"{', '.join(unknown)} requires torch")
     name = "token_labels" if of_tokens else "labels"
     logits = ops.parameter([-1, -1, labels] if of_tokens else [-1, labels], np.float32, name="states")
     return BuiltHeads(

@@ -81,7 +81,7 @@ class OpenVinoRunner:
         if not embedded:
             return self._compute(requests)
         if self.for_embeds is None:  # another engine of the model may accept them
-            raise ValueError("this engine takes no token embeddings: start it with --enable-prompt-embeds")
+            raise ValueError("this engine does not accept token embeddings; start it with --enable-prompt-embeds")
         by_torch = self.for_embeds.launch(Batch(tuple(requests[row] for row in embedded)))
         assert isinstance(by_torch, CopiedBatch)  # noqa: S101  (on CPU)
         return self._with_others(requests, embedded, by_torch.rows)

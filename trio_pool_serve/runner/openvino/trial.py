@@ -100,7 +100,7 @@ def try_batches(rows_per_s: Callable[[int], float], cores: int, default: int) ->
     gain = best / best[0]
     chosen = int(np.argmax(CLEAR * gain >= gain.max()))
     batches, threads = numbers[chosen], cores // numbers[chosen]
-    by = f"{gain[chosen]:.2f}" if chosen else f"more have at most {gain.max():.2f}"
+    by = f"{gain[chosen]:.2f}" if chosen else f"more batches reach at most {gain.max():.2f}"
     why = f"{by} times the rows/s of {default} × {cores // default}"
     return BatchesTrial(batches, f"{batches} batches at a time with {threads} thread{'s'[threads == 1 :]} each: {why}")
 

@@ -151,7 +151,9 @@ class BatchApi:
         if self._failure is not None and not isinstance(self._failure, StorageInUseError):
             raise self._failure
         if trio.current_time() >= deadline:
-            raise StorageInUseError(f"{self.folder.path} is in use by another server: give each its own by --data-dir.")
+            raise StorageInUseError(
+                f"{self.folder.path} is in use by another server. Set another --data-dir for each server."
+            )
 
     async def _is_served(self) -> bool:
         """Return whether a process listens at the socket."""
@@ -168,7 +170,7 @@ class BatchApi:
         try:
             with unwrap_exception_groups(StorageError):
                 if await self._is_served():  # whose owner may have lost the folder, and makes it again then
-                    raise StorageInUseError("another process of the server has them")  # noqa: TRY301
+                    raise StorageInUseError("another process of this server serves them")  # noqa: TRY301
                 await self.offload.run("files", self.folder.create)
                 async with open_database(self.folder.database, SCHEMA) as database:
                     await self._own(database)
@@ -176,12 +178,12 @@ class BatchApi:
             self._failure = error
         except Exception:
             self._failure = StorageError("Files and batches are not served because of an internal error.")
-            logger.exception("files and batches are not served")
+            logger.exception("files and batches cannot be served")
         finally:
             self._opened = None
         if self._failure is not None and str(self._failure) != str(before):
             level = logging.INFO if isinstance(self._failure, StorageInUseError) else logging.WARNING
-            logger.log(level, "files and batches are not served by this process: %s", self._failure)
+            logger.log(level, "this process does not serve files and batches: %s", self._failure)
 
     def _batches_in(self, database: Database) -> OpenBatches:
         batch = self.config.batch
@@ -199,7 +201,7 @@ class BatchApi:
             nursery.start_soon(_sweep, opened)
             self._opened = opened
             self._attempted.unpark_all()
-            logger.info("files and batches are in %s", self.folder.path)
+            logger.info("files and batches are stored in %s", self.folder.path)
             await database.replaced.wait()
             self._opened = None
             nursery.cancel_scope.cancel(reason="the database has been removed or replaced")
@@ -225,5 +227,5 @@ async def _sweep(opened: OpenBatches) -> None:
         try:
             await opened.sweep()
         except (StorageError, sqlite3.Error) as error:
-            logger.warning("expired files are not removed: %s", error)
+            logger.warning("expired files cannot be deleted: %s", error)
         await trio.sleep(SWEEP_S)

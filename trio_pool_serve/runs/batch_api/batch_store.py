@@ -136,7 +136,7 @@ class BatchStore:
             "SELECT id FROM batches WHERE input_file_id = ? AND NOT is_final", (file_id,)
         ).fetchone()
         if used_by is not None:
-            raise ConflictError(f"The file {file_id} is the input of {used_by['id']}, which has not ended.")
+            raise ConflictError(f"The file {file_id} is the input of {used_by['id']}, which has not ended yet.")
         connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
     # -- batches ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,9 @@ class BatchStore:
             "SELECT COUNT(*) FROM batches WHERE owner = ? AND NOT is_final", (batch.owner,)
         ).fetchone()
         if unfinished >= MAX_UNFINISHED:
-            raise QuotaExceededError(f"There may be {MAX_UNFINISHED} unfinished batches, and there are.")
+            raise QuotaExceededError(
+                f"The limit of {MAX_UNFINISHED} unfinished batches is reached. Wait until one ends, or cancel one."
+            )
         times = {"created_at": int(self.clock()), **batch.times}
         added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
         connection.execute(

@@ -56,10 +56,13 @@ class InputCheck:
         if self.total > MAX_LINES:
             self.errors.insert(
                 0,
-                BatchError(code="too_many_tasks", message=f"A file may have {MAX_LINES} requests, and this has more."),
+                BatchError(
+                    code="too_many_tasks",
+                    message=f"The file contains more than {MAX_LINES} requests, which is the limit.",
+                ),
             )
         elif not self.total:
-            self.errors.append(BatchError(code="empty_file", message="The file has no requests."))
+            self.errors.append(BatchError(code="empty_file", message="The file contains no requests."))
         del self.errors[MAX_ERRORS:]
 
     def _errors_of(self, line: Line) -> Iterator[LineError]:
@@ -68,13 +71,13 @@ class InputCheck:
         if line.custom_id is not None:
             digest = blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             if digest in self._seen:
-                message = f"The custom_id {line.custom_id!r} is that of an earlier line, too."
+                message = f"An earlier line has the same custom_id {line.custom_id!r}."
                 yield LineError("duplicate_custom_id", message, "custom_id")
             self._seen.add(digest)
         if line.error is not None:
             return
         if line.url != self.endpoint:
-            message = f"The url of the line is not the batch's endpoint, {self.endpoint}."
+            message = f"The url is `{line.url}`; the endpoint of the batch is {self.endpoint}."
             yield LineError("url_mismatch", message, "url")
         try:
             model = self.model_of(line.model)
@@ -84,7 +87,7 @@ class InputCheck:
         if self.model is None:
             self.model = model
         elif model != self.model:
-            message = f"The line is for the model `{model}`, an earlier one for `{self.model}`."
+            message = f"This line requests the model `{model}`, but an earlier line `{self.model}`."
             yield LineError("model_mismatch", message, "body.model")
 
 

@@ -73,7 +73,11 @@ def decode_line(number: int, data: bytes) -> Line:
         data.decode()  # all of it: msgspec does not look into the body
         fields = msgspec.json.decode(data, type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Line(number, None, error=LineError("invalid_json_line", f"The line is not understood: {error}."))
+        return Line(
+            number,
+            None,
+            error=LineError("invalid_json_line", f"The line is not a JSON object with a request: {error}."),
+        )
     custom_id = fields.custom_id if fields.custom_id and len(fields.custom_id) <= MAX_CUSTOM_ID else None
     return Line(number, custom_id, fields.url or "", bytes(fields.body), _error_in(fields))
 
@@ -83,14 +87,18 @@ def _error_in(fields: _Fields) -> LineError | None:
         if not getattr(fields, name):
             return LineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
     if len(fields.custom_id or "") > MAX_CUSTOM_ID:
-        return LineError("invalid_custom_id", f"custom_id may have {MAX_CUSTOM_ID} characters.", "custom_id")
+        return LineError(
+            "invalid_custom_id",
+            f"custom_id has {len(fields.custom_id or '')} characters; the limit is {MAX_CUSTOM_ID}.",
+            "custom_id",
+        )
     if fields.method != "POST":
-        return LineError("invalid_method", "The method of a line must be POST.", "method")
+        return LineError("invalid_method", f"The method is {(fields.method or '')[:20]!r}; it must be POST.", "method")
     body = bytes(fields.body).lstrip()
     if not body:
         return LineError("missing_required_parameter", "Missing required parameter: 'body'.", "body")
     if not body.startswith(b"{"):
-        return LineError("invalid_json_line", "The body of a line must be a JSON object.", "body")
+        return LineError("invalid_json_line", "The body must be a JSON object.", "body")
     return None
 
 
@@ -118,7 +126,7 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
     file.seek(offset)
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
-            message = f"A line may have {max_line_bytes} bytes, and this has more."
+            message = f"The line exceeds {max_line_bytes} bytes (--max-body-bytes)."
             lines.append(Line(next_line, None, error=LineError("line_too_long", message)))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))

@@ -88,7 +88,7 @@ def _ipc_reader(file: BinaryIO, name: str, included: list[int] | None) -> Any:
     if not start:
         raise BulkInputError(f"{name} is empty.")
     if start.startswith(OLD_FEATHER_MAGIC):
-        raise BulkInputError(f"{name} is a Feather file of version 1, which is not read. Write it as version 2.")
+        raise BulkInputError(f"{name} is a Feather file of version 1, which is not supported. Write it as version 2.")
     opened = ipc.open_file if start == FILE_MAGIC else ipc.open_stream
     return opened(file, options=ipc.IpcReadOptions(included_fields=included))
 
@@ -134,11 +134,11 @@ def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
 def check_value(value: Any, column: str) -> None:
     """Raise ``ValueError`` if a value of a column is null, too long, or the error of one that cannot be read."""
     if value is None:
-        raise ValueError(f"The column {column!r} has null.")
+        raise ValueError(f"The column {column!r} is null.")
     if isinstance(value, (str, bytes)) and len(value) > input_rows.MAX_ROW_BYTES:
-        raise ValueError(f"The value of the column {column!r} is too long.")
+        raise ValueError(f"The value of the column {column!r} exceeds {input_rows.MAX_ROW_BYTES} bytes.")
     if isinstance(value, UnicodeDecodeError):  # Arrow does not check what it reads
-        raise ValueError(f"The column {column!r} is not UTF-8.")  # noqa: TRY004
+        raise ValueError(f"The value of the column {column!r} is not UTF-8.")  # noqa: TRY004
     if isinstance(value, Exception):
         reason = (str(value) or repr(value)).encode(errors="replace").decode()  # Arrow takes no other strings
         raise ValueError(f"The value of the column {column!r} cannot be read: {reason}")  # noqa: TRY004

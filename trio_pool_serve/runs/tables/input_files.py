@@ -70,10 +70,10 @@ def find_files(source: str, given: str | None, left_out: frozenset[Path] = froze
 
 def _standard_input(given: str | None) -> FoundFiles:
     if given is None:
-        raise BulkInputError("Standard input has no extension: name its format, jsonl or csv for example.")
+        raise BulkInputError("Standard input has no file extension. Set --input-format, for example to jsonl or csv.")
     found = format_of(STDIN, given)
     if not found.in_lines:
-        raise BulkInputError(f"{found} cannot be read from standard input, which cannot seek. Use a file.")
+        raise BulkInputError(f"{found} cannot be read from standard input. Use a file.")
     return (InputFile("standard input", None),), found
 
 
@@ -81,7 +81,7 @@ def _in_folder(source: str, folder: Path, given: str | None, left_out: frozenset
     if (folder / "dataset_dict.json").is_file():
         splits = _json(folder / "dataset_dict.json", _SplitNames).splits
         raise BulkInputError(
-            f"{source} has several splits. Name one: {', '.join(f'{source}/{name}' for name in splits)}."
+            f"{source} contains several splits. Name one of: {', '.join(f'{source}/{name}' for name in splits)}."
         )
     if (folder / "state.json").is_file():
         return _saved_dataset(source, folder)
@@ -94,14 +94,12 @@ def _saved_dataset(source: str, folder: Path) -> FoundFiles:
     state = _json(folder / "state.json", _SavedState)
     files = tuple([InputFile(file.filename, folder / file.filename) for file in state.data_files])
     if any("/" in file.name for file in files):
-        raise BulkInputError(f"{source}/state.json names files outside of the folder.")
+        raise BulkInputError(f"{source}/state.json lists files outside the folder.")
     if state.indices_files:
-        raise BulkInputError(
-            f"{source} has rows in another order than its files. Call flatten_indices() and save it again."
-        )
+        raise BulkInputError(f"{source} was saved with an index of rows. Call flatten_indices() and save it again.")
     for file in files:
         if not (folder / file.name).is_file():
-            raise BulkInputError(f"{source} has no file {file.name}, which its state.json names.")
+            raise BulkInputError(f"{source} lacks the file {file.name}, which its state.json lists.")
     return files, Format("arrow")
 
 
@@ -118,11 +116,11 @@ def _found(
     counting = [path for path in paths if path.is_file() and not (left_out and path.resolve() in left_out)]
     files = sorted([InputFile(os.path.relpath(path, folder), path) for path in counting], key=lambda file: file.name)
     if not files:
-        raise BulkInputError(f"{source}: no file found.")
+        raise BulkInputError(f"{source}: no such file, or no file with a known extension.")
     formats = {format_of(file.name, given): file.name for file in files}
     if len(formats) > 1:
         examples = ", ".join(f"{name} is {found}" for found, name in formats.items())
-        raise BulkInputError(f"{source}: files of several formats; they must have one: {examples}.")
+        raise BulkInputError(f"{source}: all files must have the same format: {examples}.")
     return tuple(files), next(iter(formats))
 
 
@@ -138,7 +136,7 @@ def hub_files(source: str, given: str | None) -> tuple[Path, list[str]]:
 
     parsed = HUB_SOURCE.fullmatch(source)
     if parsed is None:
-        raise BulkInputError(f"{source}: a dataset of the hub is hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
+        raise BulkInputError(f"{source} must be hf://datasets/OWNER/NAME[@REVISION][/GLOB].")
     pattern = parsed["pattern"]
     wanted = [pattern] if pattern else [f"*.{extension}" for extension in FORMATS]
     try:

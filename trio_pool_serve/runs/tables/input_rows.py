@@ -85,14 +85,14 @@ def id_of(found: Any, id_column: str | None, number: int) -> RowId:
         return found if isinstance(found, float) else str(found)
     if id_column is None:
         return number
-    raise ValueError(f"The column {id_column!r} has {'a list or an object, which is no id' if is_nested else 'null'}.")
+    raise ValueError(f"The column {id_column!r} is {'a list or an object, not an id' if is_nested else 'null'}.")
 
 
 def index_of(column: str, names: Sequence[str], file: str) -> int:
     """Return the index of a column in a header or schema. Raises ``BulkInputError`` unless it is there once."""
     if names.count(column) != 1:
-        many = "more than one column" if column in names else "no column"
-        raise BulkInputError(f"{file} has {many} {column!r}. Its columns are: {listed(names)}.")
+        many = "several columns named" if column in names else "no column"
+        raise BulkInputError(f"{file} contains {many} {column!r}. Its columns are: {listed(names)}.")
     return names.index(column)
 
 
@@ -117,7 +117,7 @@ def _of_line(line: bytes | None, number: int, at: int, selection: Selection) -> 
     columns, id_column = selection.columns, selection.id_column
     row_id: RowId = number
     if line is None:
-        return InputRow(number, selection.name, number, (), "The line is too long.", at)
+        return InputRow(number, selection.name, number, (), f"The line exceeds {MAX_ROW_BYTES} bytes.", at)
     try:
         decoded = DECODER.decode(line)
         if isinstance(decoded, dict):
@@ -130,7 +130,7 @@ def _of_line(line: bytes | None, number: int, at: int, selection: Selection) -> 
             raise ValueError("The line is neither a JSON object nor a JSON string.")  # noqa: TRY004, TRY301
         elif len(columns) != 1 or id_column is not None:
             wanted = listed([*columns, *([id_column] if id_column is not None else [])])
-            raise ValueError(f"The line is a JSON string, but an object with {wanted} is needed.")  # noqa: TRY301
+            raise ValueError(f"The line is a JSON string; it must be an object with {wanted}.")  # noqa: TRY301
         else:
             values = (decoded,)
         return InputRow(number, selection.name, row_id, values, "", at)
@@ -147,8 +147,8 @@ def _present(row: dict[str, Any], column: str) -> Any:
     value = row.get(column)
     if value is None:
         if column in row:
-            raise ValueError(f"The column {column!r} has null.")
-        raise ValueError(f"There is no column {column!r}; there are: {listed(row) or 'none'}.")
+            raise ValueError(f"The column {column!r} is null.")
+        raise ValueError(f"The column {column!r} is missing. The columns are: {listed(row) or 'none'}.")
     return value
 
 
@@ -168,7 +168,7 @@ class _TextLines(Iterator[str]):
         line, _ = next(self.lines)
         self.number += 1
         if line is None or self.row_bytes + len(line) > MAX_ROW_BYTES:
-            raise ValueError("The row is too long.")
+            raise ValueError(f"The row exceeds {MAX_ROW_BYTES} bytes.")
         self.row_bytes += len(line)
         return line.decode("utf-8", "surrogateescape")
 
@@ -210,7 +210,7 @@ def csv_rows(file: BinaryIO, selection: Selection, delimiter: str) -> RowsOfFile
             yield InputRow(number, selection.name, row_id, values, error, at)
         n_rows += 1
     if header is None and selection.columns:
-        raise BulkInputError(f"{selection.name} is empty: its first line should be a header with the names of columns.")
+        raise BulkInputError(f"{selection.name} is empty. Its first line must be a header with the names of columns.")
     return n_rows
 
 
@@ -226,7 +226,7 @@ def _header(cells: list[str], error: str, selection: Selection) -> _Header:
 def _picked(cells: list[str], header: _Header, number: int) -> tuple[RowId, tuple[str, ...], str]:
     """Return the id and the values of a row, and why it cannot be used."""
     if len(cells) != header.n_cells:
-        return number, (), f"The row has {len(cells)} cells, the header {header.n_cells}."
+        return number, (), f"The row has {len(cells)} cells, but the header has {header.n_cells}."
     row_id = number if header.id is None else cells[header.id]
     values = tuple(map(cells.__getitem__, header.columns))
     if not _is_text(f"{row_id}{''.join(values)}"):

@@ -46,13 +46,13 @@ class Fingerprint:
         """Return how another, later fingerprint differs, as sentences; "" for the same content under the same names."""
         before = {file.name: file for file in self.files}
         after = {file.name: file for file in other.files}
-        sentences = [f"{name} is gone." for name in before if name not in after]
-        sentences += [f"{name} is new." for name in after if name not in before]
+        sentences = [f"{name} was removed." for name in before if name not in after]
+        sentences += [f"{name} was added." for name in after if name not in before]
         for was, now in [(before[name], after[name]) for name in before if name in after]:
             if was.n_bytes != now.n_bytes:
-                sentences.append(f"{now.name} has {now.n_bytes} bytes, where it had {was.n_bytes}.")
+                sentences.append(f"{now.name} has {now.n_bytes} bytes, but had {was.n_bytes}.")
             elif was.blake2b != now.blake2b:
-                sentences.append(f"{now.name} has other content of the same length.")
+                sentences.append(f"The content of {now.name} has changed.")
         return " ".join(sentences)
 
 
@@ -151,9 +151,9 @@ class InputTable:
         scanned, _ = self._scanned[file.name]
         n_bytes, mtime_ns = _state(file)
         if n_bytes != scanned.n_bytes or mtime_ns != scanned.mtime_ns:
-            sizes = f"it has {n_bytes} bytes, where it had {scanned.n_bytes}"
+            sizes = f"it has {n_bytes} bytes, but had {scanned.n_bytes}"
             change = sizes if n_bytes != scanned.n_bytes else "it was written to"
-            raise InputChangedError(f"{file.path} was changed while it was being read: {change}.")
+            raise InputChangedError(f"{file.path} was changed while it was read: {change}.")
 
     def _opened(self, file: InputFile) -> AbstractContextManager[BinaryIO]:
         if file.path is not None:
@@ -244,5 +244,5 @@ def _state(file: InputFile) -> tuple[int, int]:
     try:
         found = file.path.stat()
     except OSError as error:
-        raise InputChangedError(f"{file.path} cannot be found any longer: {error.strerror}.") from error
+        raise InputChangedError(f"{file.path} can no longer be found: {error.strerror}.") from error
     return found.st_size, found.st_mtime_ns

@@ -168,7 +168,7 @@ def _text(column: OutputColumn, value: Any) -> str | None:
 def _shaped(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     array = np.ascontiguousarray(value, dtype)
     if array.shape != shape:
-        raise ValueError(f"An array of shape {array.shape}, where one of {shape} is written.")
+        raise ValueError(f"An array has the shape {array.shape}; {shape} was expected.")
     return array
 
 

@@ -68,7 +68,7 @@ class StandardOutput(AppendedFile):
         except StorageError as error:
             if not isinstance(error.__cause__, BrokenPipeError):
                 raise
-            raise StorageError("Standard output was closed by its reader before all rows were written.") from error
+            raise StorageError("The reader of standard output closed it before all rows were written.") from error
 
     def sync(self) -> int:
         """Return the length: a pipe cannot be synced."""
@@ -179,7 +179,7 @@ class PartFolder:
             make_folder(folder)
             foreign = foreign_files(folder, _parts_in(folder, table_format))
             if foreign and not position.parts:
-                raise BulkInputError(f"{folder} has other files in it ({foreign[0]}): name a new or empty folder.")
+                raise BulkInputError(f"{folder} contains other files ({foreign[0]}). Name a new or an empty folder.")
             remove_files(folder, _parts_behind(folder, table_format, position))
 
     def write(self, rows: Rows) -> None:
@@ -220,7 +220,9 @@ class PartFolder:
 
     def _new_part(self) -> PartFile:
         if self._n_parts == MAX_PARTS:
-            raise StorageError(f"{self._folder} has {MAX_PARTS} parts, which is the most. Use more rows per file.")
+            raise StorageError(
+                f"{self._folder} contains {MAX_PARTS} parts, which is the limit. Increase --rows-per-file."
+            )
         path = _part_path(self._folder, self._format, self._n_parts)
         return PartFile(path, self._format.kind, self._builder.schema)
 
@@ -253,12 +255,12 @@ def _parts_behind(folder: Path, table_format: Format, position: Position) -> lis
     for part in range(position.parts):
         path = _part_path(folder, table_format, part)
         if not path.is_file():
-            raise StorageError(f"{path} has been deleted: it was complete.")
+            raise StorageError(f"{path} was complete, but has been deleted.")
         n_bytes += path.stat().st_size
     if n_bytes != position.output_bytes:
         raise StorageError(
-            f"{folder}: its first {position.parts} parts have {n_bytes} bytes, where "
-            f"{position.output_bytes} had been written: one of them has been changed."
+            f"{folder}: the first {position.parts} parts have {n_bytes} bytes, but {position.output_bytes} bytes were "
+            "written. One of them has been changed."
         )
     return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= position.parts)
 
@@ -284,7 +286,9 @@ def open_output(
     if table_format.in_lines:
         return LineOutput(path, table_format, columns, position)
     if path is None:
-        raise BulkInputError(f"{table_format} cannot be written to standard output. Use jsonl or csv, or a folder.")
+        raise BulkInputError(
+            f"{table_format} cannot be written to standard output. Use jsonl or csv, or name a folder."
+        )
     return PartFolder(path, table_format, columns, position)
 
 
@@ -296,11 +300,11 @@ def check_finished(path: Path, table_format: Format, position: Position) -> None
                 raise StorageLostError(f"{path} has been deleted.")
             behind = [] if table_format.in_lines else _parts_behind(path, table_format, position)
             if behind:
-                raise StorageLostError(f"{behind[0]} is new: {position.parts} parts had been written.")
+                raise StorageLostError(f"{behind[0]} was added; the run wrote {position.parts} parts.")
             size = path.stat().st_size
             if table_format.in_lines and size != position.output_bytes:
-                raise StorageLostError(f"{path} has {size} bytes, where {position.output_bytes} had been written.")
+                raise StorageLostError(f"{path} has {size} bytes, but {position.output_bytes} bytes were written.")
     except StorageError as error:
         raise StorageLostError(
-            f"The run is complete, but its output was changed. {error} --overwrite begins again."
+            f"The run was complete, but its output has been changed. {error} To start again, use --overwrite."
         ) from error

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from attrs import frozen
 
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, install_extra
 
 Kind: TypeAlias = Literal["jsonl", "csv", "tsv", "parquet", "arrow"]
 Compression: TypeAlias = Literal["", "gz", "zst"]
@@ -56,8 +56,8 @@ def format_of(source: str | Path, given: str | None = None) -> Format:
     name = PurePath(source).name
     found = known_format(name if given is None else f".{given}")
     if found is None:
-        of_extension = f"{source}: unknown extension. Known are {KNOWN}. Or name one."
-        of_name = f"Unknown format '{given}'. Known are {KNOWN}, without the first dot."
+        of_extension = f"{source}: unknown file extension; known: {KNOWN}. Or set --input-format or --output-format."
+        of_name = f"Unknown format `{given}`; accepted: {KNOWN}, without the first dot."
         raise BulkInputError(of_extension if given is None else of_name)
     if given is not None and found.in_lines and not found.compression:
         return Format(found.kind, COMPRESSIONS.get(name.lower().rpartition(".")[2], ""))
@@ -78,4 +78,4 @@ def import_extra(module: str, purpose: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise BulkInputError(f"{purpose} needs the extra [bulk]: pip install trio-pool-serve[bulk]") from error
+        raise BulkInputError(f"{purpose} requires more packages. {install_extra('bulk')}") from error
