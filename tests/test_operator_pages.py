@@ -30,10 +30,9 @@ def test_the_flags_of_an_example_are_accepted(command: str):
     assert read_config(shlex.split(command)[2:]).sources
 
 
-def test_pages_are_short_and_begin_with_an_example():
+def test_pages_begin_with_an_example():
     for page in PAGES:
         lines = (DOCS / f"{page}.md").read_text().splitlines()
-        assert 60 <= len(lines) <= 250, page
         assert any(line.startswith("```") for line in lines[2:9]), page
 
 
