@@ -4,10 +4,6 @@ import gc
 import os
 import signal
 import sys
-from contextlib import suppress
-from typing import NoReturn
-
-from trio_pool_serve.telemetry.start_display import begin_display, clear_display
 
 SHORT = {"--help", "-h", "--help-all", "--version"}
 """Flags with which nothing is served."""
@@ -21,6 +17,8 @@ def main() -> None:
     if serves:
         gc.disable()  # until all is imported: an eighth of the time that this takes, as next to nothing is garbage
         if sys.stderr.isatty() and not any("json" in argument for argument in sys.argv):
+            from trio_pool_serve.telemetry.start_display import begin_display
+
             begin_display("Importing packages")
     from trio_pool_serve import cli
     from trio_pool_serve.processes.standard_error import detach_standard_error
@@ -30,10 +28,12 @@ def main() -> None:
     cli.main()
 
 
-def _leave(*_: object) -> NoReturn:
-    with suppress(OSError):
-        os.write(2, clear_display())
-    os._exit(0)
+def _leave(*_: object) -> None:
+    try:
+        if sys.stderr.isatty():
+            os.write(2, b"\r\x1b[2K")  # the display; to end it could wait for what this signal has interrupted
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

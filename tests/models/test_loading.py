@@ -1,5 +1,6 @@
 """What cannot be loaded as asked is an error that a person can act on, never skipped or made up."""
 
+import json
 import re
 from collections.abc import Callable
 from math import inf, nan
@@ -122,7 +123,7 @@ OF_CODE = {"auto_map": {"AutoModelForSequenceClassification": "someone/code--mod
             {"model_type": None, **OF_CODE},
             "model_type is missing, and so is the class: it is code of .* only with --trust-remote-code",
         ),
-        ({"model_type": "vit", **OF_CODE}, "transformers cannot load .*someone/code"),  # it classifies no texts
+        ({"model_type": "vit", **OF_CODE}, "vit models read no text"),
     ],
 )
 def test_a_class_of_other_code_is_refused_and_nobody_is_asked_to_run_it(
@@ -277,6 +278,28 @@ def test_an_encoder_decoder_is_an_error(tmp_path: Path, name: str):
     )  # fmt: skip
     getattr(transformers, name)(config).save_pretrained(tmp_path)
     refuse(tmp_path, "bart is an encoder–decoder")
+
+
+@pytest.mark.parametrize("max_model_len", [None, 512, 10**7])
+@pytest.mark.parametrize(
+    ("model_type", "name", "said"),
+    [
+        ("telepathy", "TelepathyModel", "model_type is telepathy, which transformers does not have"),
+        (
+            "telepathy",
+            "TelepathyForSequenceClassification",
+            "model_type is telepathy, which transformers does not have",
+        ),
+        ("bart", "BartModel", "bart is an encoder–decoder"),
+        ("whisper", "WhisperForConditionalGeneration", "whisper is an encoder–decoder"),
+        ("vit", "ViTModel", "vit models read no text"),
+    ],
+)
+def test_an_architecture_is_refused_before_lengths_a_tokenizer_and_weights_are_missed(
+    tmp_path: Path, model_type: str, name: str, said: str, max_model_len: int | None
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [name]}))
+    refuse(tmp_path, said, max_model_len=max_model_len)
 
 
 def test_classifiers_that_read_the_padding_are_refused(tmp_path: Path):

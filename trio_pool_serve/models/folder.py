@@ -1,6 +1,7 @@
 """Recognising a model's folder: its kind, what its files declare, and its maximum length."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import evolve
@@ -22,6 +23,7 @@ from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.native_configs import modules_in_place, native_config, native_of
 from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
+from trio_pool_serve.models.loading.architectures import require_supported_type
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelFolder, ModelSpec
 from trio_pool_serve.models.registry import recognise
 from trio_pool_serve.storage.model_cache import ModelCache
@@ -163,7 +165,13 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
     routes = tuple(_folder_of(each, config) for each in spec.route_files)
-    lengths = [each.max_model_len for each in routes] or [_max_model_len(files, config.max_model_len, spec)]
+    try:
+        lengths = [each.max_model_len for each in routes] or [_max_model_len(files, config.max_model_len, spec)]
+    except ModelLoadError:
+        if native is None and not runs_code and not kind.open_runner:
+            with suppress(ImportError):
+                require_supported_type(place, files.config)  # no length helps a model that cannot be served
+        raise
     return ModelFolder(
         path=files.path,
         routes=routes,

@@ -22,7 +22,8 @@ async def drain(
     Cancellation: at once; the caller cancels it when all requests have finished.
     """
     limit_s = service.config.time_limits.drain_timeout_s
-    logger.info("draining, for at most %g s", limit_s)
+    if service.models.are_loaded.is_set():  # else there is nothing to finish
+        logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
     with trio.move_on_after(limit_s) as limit:

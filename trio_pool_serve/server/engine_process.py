@@ -3,6 +3,8 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, ToEngineProcess
+from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, LoadingStep, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
@@ -33,6 +35,7 @@ from trio_pool_serve.telemetry.snapshots import (
     process_usage,
     serve_snapshots,
 )
+from trio_pool_serve.telemetry.start_display import end_display, show_steps_with
 from trio_pool_serve.threads.offload import Offload, limit_openmp_spinning, relative_niceness
 from trio_pool_serve.types import Runner
 
@@ -93,8 +96,11 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
                 nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
                 if not job.key:
                     await nursery.start(serve_at, Path(job.address), serve)
+                if job.socket_folder:  # its parent is on this machine
+                    show_steps_with(partial(_tell_parent, channel, trio.lowlevel.current_trio_token()))
                 nursery.start_soon(engine.worker.run)
                 await engine.worker.dispatcher.wait_ready()
+                end_display()
                 freeze_objects()
                 address, listeners = job.address, list[trio.SocketListener]()
                 if job.key:
@@ -121,6 +127,11 @@ async def _watch_parent(
     if engine.worker.state == "loading":
         leave(0)  # loading cannot be cancelled
     everything.cancel(reason="the parent is gone")
+
+
+def _tell_parent(channel: FramedStream[ToEngineProcess], token: trio.lowlevel.TrioToken, step: str) -> None:
+    with suppress(RuntimeError):  # in the event loop's own thread
+        trio.from_thread.run(send_to_parent, channel, LoadingStep(sendable(step)), trio_token=token)
 
 
 async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable[[], Snapshot]) -> None:

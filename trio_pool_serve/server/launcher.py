@@ -20,6 +20,7 @@ from trio_pool_serve.server.listening_socket import open_listening, raise_file_l
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
 from trio_pool_serve.service import Service
+from trio_pool_serve.telemetry.start_display import report_phase
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ async def serve(config: Config, service: Service | None = None, load_runner: Run
     signal, or if the drain takes longer than ``--drain-timeout-s``. Cancellation: at once, as after a drain.
     """
     notify("STATUS=loading models")
+    report_phase("Starting")
     raise_file_limit()
     Certificates.of(config.network, Offload())  # raises before anything is started
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):

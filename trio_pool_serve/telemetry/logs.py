@@ -4,7 +4,6 @@ Modules log with the standard library's ``logging``, and the fields of an event 
 """
 
 import logging
-import os
 import sys
 import traceback
 from collections import Counter
@@ -21,7 +20,7 @@ from pythonjsonlogger.msgspec import MsgspecFormatter
 from trio_pool_serve.config import LoggingConfig
 from trio_pool_serve.errors import related_errors
 from trio_pool_serve.processes.standard_error import detach_standard_error
-from trio_pool_serve.telemetry.start_display import NO_BARS, end_display
+from trio_pool_serve.telemetry.start_display import end_display, silence_libraries
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -45,7 +44,8 @@ def configure_logging(config: LoggingConfig, fields: Mapping[str, str] = Mapping
     """Log to stderr in the format of ``--log-format``, with ``fields`` in every event of this process."""
     detach_standard_error()
     handler: logging.Handler = logging.StreamHandler()
-    os.environ.update(NO_BARS)
+    silence_libraries()
+    logging.captureWarnings(capture=True)
     if logs_json(config) or not sys.stderr.isatty():
         end_display()
     else:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
-NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Variable with which huggingface_hub and transformers print no progress bars, in child processes either."""
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
+"""Variables with which libraries print no progress bars and no warnings, in child processes either."""
 
 _phase = ""
 _show: Callable[[str], object] | None = None
@@ -57,10 +57,16 @@ def download_bar(step: str) -> type[Any] | None:
 
 
 def show_steps_with(show: Callable[[str], object]) -> None:
-    """Call ``show`` with each phase and step of this process from now on. Libraries print no progress bars then."""
+    """Call ``show`` with each phase and step of this process from now on."""
     global _show
-    os.environ.update(NO_BARS)
+    silence_libraries()
     _show = show
+
+
+def silence_libraries() -> None:
+    """Let libraries print nothing in the midst of lines of this process, unless the user has asked for it."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def begin_display(phase: str) -> None:
@@ -85,11 +91,6 @@ def begin_display(phase: str) -> None:
 def is_displayed() -> bool:
     """Return whether the line is on the terminal of this process."""
     return _end is not None
-
-
-def clear_display() -> bytes:
-    """Return what removes the line if the process ends at once, in the middle of anything."""
-    return b"\r\x1b[2K" if is_displayed() else b""
 
 
 def end_display() -> None:

@@ -11,9 +11,10 @@ from attrs import define
 from trio_pool_serve.engine.gpus import Gpu, mps_directory
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.place import Place
-from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, Supervisor
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, LoadingStep, Supervisor
 from trio_pool_serve.processes.child_process import LoadFailed, open_child
 from trio_pool_serve.processes.socket_folder import shared_array
+from trio_pool_serve.telemetry.start_display import report_phase, report_step
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ class LocalPlaces(Supervisor):
         job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder), cores=cores)
         environment = {} if place.gpu is None else place.gpu.environment
         async with open_child(MODULE, job, EngineStatus, environment=environment) as child:
-            status = await child.status()
+            report_phase(f"Loading {place}")
+            while isinstance(status := await child.status(), LoadingStep):
+                report_step(status.text)
             if isinstance(status, Loaded):
                 logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
                 place.become_ready(status.description)

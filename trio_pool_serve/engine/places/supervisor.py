@@ -43,6 +43,12 @@ class Leave(msgspec.Struct, tag=True, array_like=True):
     """Message to an engine process that Ray has placed: drain and exit."""
 
 
+class LoadingStep(msgspec.Struct, tag=True, array_like=True):
+    """What an engine process does to load the model, to be shown."""
+
+    text: str
+
+
 class Loaded(msgspec.Struct, tag=True, array_like=True):
     """The model is loaded: ``Runner.describe()``, and the address at which the process listens."""
 
@@ -53,7 +59,7 @@ class Loaded(msgspec.Struct, tag=True, array_like=True):
 
 ToEngineProcess: TypeAlias = EngineJob | Leave
 
-EngineStatus: TypeAlias = Loaded | LoadFailed | Snapshot
+EngineStatus: TypeAlias = LoadingStep | Loaded | LoadFailed | Snapshot
 
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)

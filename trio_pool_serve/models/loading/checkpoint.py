@@ -23,6 +23,7 @@ from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter
+from trio_pool_serve.models.loading.architectures import ENCODER_CLASSES, OF_CODE, require_supported_type
 from trio_pool_serve.models.loading.dequantizing import dequantize
 from trio_pool_serve.models.loading.tokenizer_loading import native_options
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -30,9 +31,6 @@ from trio_pool_serve.runner.heads.classification import SelectedLogits
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 logger = logging.getLogger(__name__)
-
-ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-"""Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""
 
 FLOAT16_OVERFLOWS = frozenset({"gemma2", "gemma3", "gemma3_text", "embedding_gemma2", "embedding_gemma2_text"})
 """Model types whose states exceed the range of float16, by their model cards and vLLM."""
@@ -56,6 +54,9 @@ def load_checkpoint(
     ``optional_weights`` are name prefixes of weights that are not used, so the checkpoint may lack them. Raises
     ``ModelLoadError`` if any other weight is missing: transformers would initialise it at random.
     """
+    if not params.trust_remote_code and folder.native_config is None:
+        path = folder.transformer_path / "config.json"
+        require_supported_type(str(path), read_json(path))
     if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
         raise ModelLoadError(f"{folder.transformer_path} contains no weights.")
     if auto_class == "AutoModel":
@@ -64,8 +65,6 @@ def load_checkpoint(
         raise ModelLoadError(
             f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto."
         )
-    if not params.trust_remote_code:
-        _require_known_type(folder)
     # Not left to the default: transformers would ask on the terminal.
     options: dict[str, Any] = {"trust_remote_code": params.trust_remote_code}
     try:
@@ -117,9 +116,6 @@ def _dequantized(
     return model_class, {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
 
 
-OF_CODE = "it is code of the model's repository (auto_map), which runs only with --trust-remote-code"
-
-
 def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
     """Raise ``ModelLoadError`` for weights of a class that only the repository's own code has.
 
@@ -132,16 +128,6 @@ def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
             f"{folder.transformer_path / 'config.json'}: architectures is {', '.join(names) or 'missing'}, which "
             f"transformers does not have: {OF_CODE}."
         )
-
-
-def _require_known_type(folder: AnyModelFolder) -> None:
-    """Raise ``ModelLoadError`` for a model type that transformers does not have: it would advise its newest code."""
-    path = folder.transformer_path / "config.json"
-    config = {} if folder.native_config is not None else read_json(path)
-    model_type, code = config.get("model_type"), config.get("auto_map")
-    if (model_type or code) and str(model_type) not in transformers.CONFIG_MAPPING:
-        said = f"{model_type}, which transformers does not have" if model_type else "missing, and so is the class"
-        raise ModelLoadError(f"{path}: model_type is {said}{f': {OF_CODE}' if code else ''}.")
 
 
 def load_selected_logits(

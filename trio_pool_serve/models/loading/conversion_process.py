@@ -14,6 +14,7 @@ import trio
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
+from trio_pool_serve.models.loading.architectures import import_transformers
 from trio_pool_serve.models.loading.converter import (
     ConversionJob,
     Convert,
@@ -23,7 +24,7 @@ from trio_pool_serve.models.loading.converter import (
     Step,
     ToConversion,
 )
-from trio_pool_serve.models.loading.tokenizer_loading import import_transformers, load_tokenizer
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.processes.child_process import leave, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
@@ -60,6 +61,7 @@ async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
     Cancellation: at once; a thread that converts goes on.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ToParent(channel)])
+    logging.captureWarnings(capture=True)
     show_steps_with(partial(_tell_parent, channel, Step))
     models: dict[int, Preparation] = {}
     async with trio.open_nursery() as nursery:

@@ -16,8 +16,8 @@ from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
+from trio_pool_serve.models.loading.architectures import import_transformers
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
-from trio_pool_serve.models.loading.tokenizer_loading import import_transformers
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import collect_garbage, return_freed_memory
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, usable_cores

@@ -3,14 +3,12 @@
 transformers is imported only when it is needed.
 """
 
-import importlib
 import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import tokenizers
@@ -22,6 +20,7 @@ from trio_pool_serve.errors import ModelLoadError, StorageError
 from trio_pool_serve.models.files.chat_template import processor_template
 from trio_pool_serve.models.files.folder_files import read_json, read_text
 from trio_pool_serve.models.files.model_digest import tokenizer_entry
+from trio_pool_serve.models.loading.architectures import import_transformers, require_supported_type
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
@@ -62,19 +61,6 @@ TOKEN_FLAGS = ("content", "lstrip", "rstrip", "normalized", "single_word", "spec
 
 _versions = partial(installed_versions, "transformers", "tokenizers")
 """Returns the versions of the libraries that make tokenizers."""
-
-_importing = Lock()
-
-
-def import_transformers() -> None:
-    """Import transformers, before any of its names is imported. Blocks; the first time for seconds.
-
-    During its import transformers replaces its own module. Another thread that waits for the import gets the first
-    module, in which ``from transformers import AutoTokenizer`` fails. So every thread that loads models calls this
-    first, and one thread alone imports.
-    """
-    with _importing:
-        importlib.import_module("transformers")
 
 
 @frozen(kw_only=True)
@@ -200,6 +186,9 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         _adapt(backend, folder)
         return record.tokenizer(backend)
     import_transformers()
+    if folder.native_config is None and not trust_remote_code:
+        path = folder.transformer_path / "config.json"
+        require_supported_type(str(path), read_json(path))
     # Imported here: it takes seconds and imports torch.
     from transformers import AutoTokenizer
 
