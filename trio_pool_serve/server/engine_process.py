@@ -97,7 +97,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
                 if not job.key:
                     await nursery.start(serve_at, Path(job.address), serve)
                 if job.socket_folder:  # its parent is on this machine
-                    show_steps_with(partial(_tell_parent, channel, trio.lowlevel.current_trio_token()))
+                    show_steps_with(partial(_tell_parent, channel, nursery, trio.lowlevel.current_trio_token()))
                 nursery.start_soon(engine.worker.run)
                 await engine.worker.dispatcher.wait_ready()
                 end_display()
@@ -129,9 +129,17 @@ async def _watch_parent(
     everything.cancel(reason="the parent is gone")
 
 
-def _tell_parent(channel: FramedStream[ToEngineProcess], token: trio.lowlevel.TrioToken, step: str) -> None:
-    with suppress(RuntimeError):  # in the event loop's own thread
-        trio.from_thread.run(send_to_parent, channel, LoadingStep(sendable(step)), trio_token=token)
+def _tell_parent(
+    channel: FramedStream[ToEngineProcess], nursery: trio.Nursery, token: trio.lowlevel.TrioToken, step: str
+) -> None:
+    """Send a step from any thread, without waiting: the caller may hold the lock with which the event loop logs."""
+
+    def begin() -> None:
+        with suppress(RuntimeError):  # the process is ending
+            nursery.start_soon(send_to_parent, channel, LoadingStep(sendable(step)))
+
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(begin)
 
 
 async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable[[], Snapshot]) -> None:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 TIMEOUT_S = 10.0
 
-Url = Annotated[str, Parameter(help="Of the server.")]
-Key = Annotated[str | None, Parameter(help="An API key of the server, with `admin` if it is one of a file.")]
+Url = Annotated[str, Parameter(help="URL of the server.")]
+Key = Annotated[str | None, Parameter(help="API key of the server. A key of `--api-keys-file` needs `admin`.")]
 Host = Annotated[str, Parameter(help="`HOST:PORT` of the engine.")]
 
-hosts_app = App(name="hosts", help="Show or change the engine hosts of a server that is running.")
+hosts_app = App(name="hosts", help="List, add or drain the engine hosts of a running server.")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -23,19 +23,19 @@ COLUMNS = ("address", "state", "model", "zone", "waiting_rows", "waiting_tokens"
 
 @hosts_app.command(name="list")
 def list_hosts(*, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
-    """Show the engines of `--engine-hosts`, as the API process that answers sees them."""
+    """List the engines of `--engine-hosts`, as seen by the API process that responds."""
     return _ask("GET", "/engine_hosts", None, url, api_key)
 
 
 @hosts_app.command
 def add(host: Host, *, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
-    """Add an engine until the server ends, or use one again that was drained."""
+    """Add an engine until the server exits, or reactivate a drained one."""
     return _ask("POST", "/engine_hosts", host, url, api_key)
 
 
 @hosts_app.command
 def drain(host: Host, *, url: Url = DEFAULT_URL, api_key: Key = None) -> int:
-    """Send no more inputs to an engine; it computes those that it has."""
+    """Send no more inputs to an engine, which computes its remaining inputs."""
     return _ask("POST", "/engine_hosts/drain", host, url, api_key)
 
 
@@ -51,7 +51,7 @@ def _ask(method: str, path: str, host: str | None, url: str, api_key: str | None
         )
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        console.print(f"trio-pool-serve: {url} does not answer: {error}", style="red", markup=False)
+        console.print(f"trio-pool-serve: {url} does not respond: {error}", style="red", markup=False)
         return 1
     if response.status_code != httpx.codes.OK:
         message = answer.get("error", {}).get("message", answer) if isinstance(answer, dict) else answer

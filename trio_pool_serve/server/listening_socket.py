@@ -22,17 +22,18 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
     Raises ``OSError`` with a message for the user.
     """
     path = network.unix_socket
+    family = socket.AF_UNIX if path is not None else socket.AF_INET6 if ":" in network.host else socket.AF_INET
+    listening = socket.socket(family)
     try:
         if path is not None:
             _remove_dead_socket(path)
-            listening = socket.socket(socket.AF_UNIX)
             listening.bind(str(path))
         else:
-            listening = socket.socket(socket.AF_INET6 if ":" in network.host else socket.AF_INET)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((network.host, network.port))
         listening.listen(BACKLOG)
     except OSError as error:
+        listening.close()
         raise OSError(why_not_listening(error, network)) from error
     listening.setblocking(False)  # noqa: FBT003  (the standard library's own signature)
     return listening

@@ -88,6 +88,11 @@ def begin_display(phase: str) -> None:
     _end = line.stop
 
 
+def shows_steps() -> bool:
+    """Return whether steps are shown, by this process or its parent."""
+    return _show is not None
+
+
 def is_displayed() -> bool:
     """Return whether the line is on the terminal of this process."""
     return _end is not None

@@ -7,7 +7,7 @@ from rich.control import Control
 from rich.logging import RichHandler
 from rich.segment import ControlType
 
-from trio_pool_serve.telemetry.start_display import end_display, is_displayed, report_step
+from trio_pool_serve.telemetry.start_display import end_display, is_displayed, report_step, shows_steps
 
 
 class TerminalConsole(Console):
@@ -25,18 +25,18 @@ CLEAR_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)
 
 
 class TerminalHandler(RichHandler):
-    """Writes log lines. While a start is displayed, lines of level INFO are its steps, except for debugging."""
+    """Writes log lines. While steps of a start are shown, lines of level INFO are steps, except for debugging."""
 
     def __init__(self) -> None:
         super().__init__(console=CONSOLE, show_path=False)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        if not is_displayed():
-            self.console.control(CLEAR_LINE)
-        elif record.levelno == logging.INFO and not logging.getLogger().isEnabledFor(logging.DEBUG):
+        if shows_steps() and record.levelno == logging.INFO and not logging.getLogger().isEnabledFor(logging.DEBUG):
             report_step(record.getMessage())
             return
+        if not is_displayed():
+            self.console.control(CLEAR_LINE)
         super().emit(record)
 
     def close(self) -> None:

@@ -1,0 +1,236 @@
+"""What a start shows: phases, addresses and a request to copy on a terminal, and JSON lines alone elsewhere."""
+
+import errno
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.lanes import sampled
+from tests.models.static_families import STATIC
+from tests.server.server_process import free_port, launched
+from tests.server.terminal import Terminal, in_terminal
+from trio_pool_serve import __version__
+from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.server.announcement import NO_KEY, announce, example_request
+from trio_pool_serve.server.listening_socket import open_listening_socket, why_not_listening
+
+SERVE = (sys.executable, "-m", "trio_pool_serve", "serve")
+
+CONVERSION = (
+    "Importing packages", "Loading m", "Loading m: importing torch", "Loading m: loading the weights",
+    "Loading m: converting for OpenVINO", "Loading m: comparing OpenVINO with torch",
+)  # fmt: skip
+"""Phases of a model's first start, in order."""
+
+
+@pytest.fixture
+def static_folder(tmp_path: Path) -> Path:
+    """A model that needs neither torch nor a conversion."""
+    return STATIC["potion"](tmp_path / "potion")
+
+
+def require_order(seen: Sequence[str], *beginnings: str) -> None:
+    """Require lines with these beginnings, in this order, perhaps with others in between."""
+    left = iter(seen)
+    for beginning in beginnings:
+        assert any(line.startswith(beginning) for line in left), (beginning, seen)
+
+
+async def answer_of(terminal: Terminal) -> Any:
+    """Return the response to the request that was printed."""
+    (command,) = re.findall(r"^ +(curl [^\r\n]+)", terminal.raw, re.M)
+    finished = await trio.run_process(shlex.split(command), capture_stdout=True)
+    return json.loads(finished.stdout)
+
+
+def ready_lines(port: int, name: str) -> tuple[str, ...]:
+    url = f"http://127.0.0.1:{port}"
+    return (
+        f"ready  trio-pool-serve {__version__} on {url}", f"Console   {url}/console", f"API docs  {url}/docs",
+        f"Model     {name}: ", "Try:", f"curl -sS {url}/v1/embeddings ",
+    )  # fmt: skip
+
+
+async def test_a_terminal_shows_phases_then_addresses_the_model_and_a_request_that_works(static_folder, tmp_path):
+    port = free_port()
+    command = (*SERVE, f"m={static_folder}", "--port", str(port))
+    async with in_terminal(command, {"XDG_STATE_HOME": str(tmp_path / "state")}) as terminal:
+        await terminal.wait_seen("curl ")
+        assert (await answer_of(terminal))["data"][0]["embedding"]
+        terminal.interrupt()
+        assert await terminal.wait_exit() == 0
+    require_order(terminal.seen, "Importing packages", *ready_lines(port, "m"))
+    (model,) = [line for line in terminal.seen if line.startswith("Model")]
+    assert "float32 on cpu" in model
+    assert "by NumPy" in model
+    assert NO_KEY not in terminal.raw
+    assert "\x1b[?25l" not in terminal.raw, "the cursor is never hidden"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--api-workers", "2", "--replicas", "1")], ids=["alone", "workers"])
+async def test_a_terminal_shows_each_step_of_a_conversion(minilm: Path, tmp_path: Path, flags):
+    port = free_port()
+    command = (*SERVE, f"m={minilm}", "--port", str(port), "--host", "0.0.0.0", *flags)
+    async with in_terminal(command, {"XDG_CACHE_HOME": str(tmp_path)}) as terminal:
+        await terminal.wait_seen(NO_KEY)
+        assert len((await answer_of(terminal))["data"][0]["embedding"]) == 384
+        terminal.interrupt()
+        assert await terminal.wait_exit() == 0
+    (ready, *others) = ready_lines(port, "m")
+    require_order(terminal.seen, *CONVERSION, ready.replace("127.0.0.1", "0.0.0.0"), *others, NO_KEY)
+    (model,) = [line for line in terminal.seen if line.startswith("Model")]
+    assert re.search(r"(bfloat16|float32) on cpu \(auto: .*by (OpenVINO|torch) \(.+\)", model)
+    assert "%|" not in terminal.raw, "no library printed a progress bar"
+
+
+async def log_of(tmp_path: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return the log of a server that was started without a terminal, and ended."""
+    async with launched(tmp_path, *arguments, command=SERVE, env=env) as server:
+        await server.drain()
+    return [json.loads(line) for line in server.log.splitlines()]
+
+
+async def test_without_a_terminal_every_line_is_json(static_folder, tmp_path):
+    log = await log_of(tmp_path, f"m={static_folder}", "--host", "0.0.0.0")
+    (ready,) = [line for line in log if line["message"] == "ready"]
+    assert (ready["models"], ready["version"]) == (["m"], __version__)
+    assert ready["url"].startswith("http://0.0.0.0:")
+    (warned,) = [line for line in log if line["level"] == "WARNING"]
+    assert warned["message"] == NO_KEY
+    require_order([line["message"] for line in log], "loading m", "loaded in", "ready", "SIGTERM", "draining")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--backend", "torch"), ("--dtype", "int8"), ("--api-workers", "2")])
+async def test_without_a_terminal_libraries_print_nothing_between_json_lines(minilm: Path, tmp_path: Path, flags):
+    log = await log_of(tmp_path, f"m={minilm}", "--replicas", "1", *flags, env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert "ready" in [line["message"] for line in log]
+
+
+@sampled(
+    ("shown", "workers"),
+    [*((shown, workers) for shown in CONVERSION for workers in ("1", "2"))],
+    keep=[("Importing packages", "1"), ("Loading m: importing torch", "1")],
+)
+async def test_ctrl_c_during_a_start_is_silent_and_the_status_is_0(minilm: Path, tmp_path: Path, shown, workers):
+    command = (*SERVE, f"m={minilm}", "--port", str(free_port()), "--api-workers", workers, "--replicas", "1")
+    async with in_terminal(command, {"XDG_CACHE_HOME": str(tmp_path)}) as terminal:
+        await terminal.wait_seen(shown)
+        terminal.interrupt()
+        assert await terminal.wait_exit() == 0
+    after = terminal.raw.rpartition("^C")[2]
+    lines = [line for line in after.replace("\r\n\r\x1b[1A", "").split("\n") if line.strip()]
+    assert len(lines) == 1, "the line of the display alone, which is removed"
+    assert after.endswith("\x1b[2K")
+    assert not re.search("Traceback|Error|INFO|WARNING", terminal.raw)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.2, 0.6, 1.0, 2.0, 4.0, 6.0])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_during_a_start_without_a_terminal_leaves_json_lines(minilm, tmp_path, after_s, number):
+    flags = ("--api-workers", "2", "--replicas", "1")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    async with launched(tmp_path, f"m={minilm}", *flags, command=SERVE, env=env, wait_ready=False) as server:
+        await trio.sleep(after_s)
+        server.signal(number)
+        assert await server.wait_exit() == 0
+    for line in server.log.splitlines():
+        assert json.loads(line)["level"] == "INFO"
+
+
+# -- addresses -------------------------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_in_use_is_named_with_the_flag_that_helps(static_folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = (*SERVE, static_folder, "--port", str(port))
+        finished = await trio.run_process(arguments, capture_stderr=True, check=False, env={**os.environ})
+    assert finished.stderr.decode() == f"trio-pool-serve: Port {port} is in use; try another --port.\n"
+    assert finished.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "said"),
+    [
+        (NetworkConfig(port=80), PermissionError(errno.EACCES, "denied"),
+         "No permission to listen on port 80; try a --port from 1024 on."),
+        (NetworkConfig(host="192.0.2.1"), OSError(errno.EADDRNOTAVAIL, "not there"),
+         "--host 192.0.2.1 is no address of this machine."),
+        (NetworkConfig(host="no.such.host"), socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+         "--host no.such.host is unknown: Name or service not known."),
+        (NetworkConfig(host="unix:/x/y"), FileNotFoundError(errno.ENOENT, "No such file or directory"),
+         "--host unix:/x/y: No such file or directory."),
+        (NetworkConfig(host="unix:/x/y"), OSError(errno.EADDRINUSE, "Address already in use"),
+         "--host unix:/x/y: another server listens on it."),
+        (NetworkConfig(port=81), OSError(errno.ENOBUFS, "No buffer space available"),
+         "Cannot listen on 127.0.0.1, port 81: No buffer space available."),
+    ],
+)  # fmt: skip
+def test_a_server_that_cannot_listen_says_why(network: NetworkConfig, error: OSError, said: str):
+    assert why_not_listening(error, network) == said
+
+
+def test_an_unknown_host_and_a_foreign_address_are_named(tmp_path: Path):
+    for host, said in (
+        ("no-such-host.invalid", "--host no-such-host.invalid is unknown: "),
+        ("192.0.2.1", "--host 192.0.2.1 is no address of this machine."),
+        (f"unix:{tmp_path}/none/socket", f"--host unix:{tmp_path}/none/socket: No such file or directory."),
+    ):
+        with pytest.raises(OSError, match="--host") as raised:
+            open_listening_socket(NetworkConfig(host=host, port=0))
+        assert str(raised.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("url", "network", "request_line"),
+    [
+        ("http://127.0.0.1:8000", {}, "curl -sS http://127.0.0.1:8000/v1/embeddings -H"),
+        ("https://[::1]:8000", {"api_key": "secret"}, "-H 'Authorization: Bearer KEY' -d"),
+        ("unix:/run/s", {"host": "unix:/run/s"}, "curl -sS --unix-socket /run/s http://localhost/v1/embeddings -H"),
+    ],
+)
+def test_the_request_fits_the_address_and_the_keys(scripted_folder, url, network, request_line):
+    config = Config(models=(str(scripted_folder),), network=NetworkConfig(**network))
+    line = example_request(config, read_model_folder(scripted_folder), url)
+    assert request_line in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("url", "network", "is_warned"),
+    [
+        ("http://0.0.0.0:8000", {}, True),
+        ("http://[::]:8000", {}, True),
+        ("http://192.0.2.1:8000", {}, True),
+        ("http://192.0.2.1:8000", {"api_key": "secret"}, False),
+        ("https://192.0.2.1:8000", {"ssl_certfile": Path("c"), "ssl_ca_certs": Path("a")}, False),
+        ("http://127.0.0.1:8000", {}, False),
+        ("http://[::1]:8000", {}, False),
+        ("unix:/run/s", {"host": "unix:/run/s"}, False),
+    ],
+)
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_server_without_keys_that_others_can_reach_is_warned_of(
+    scripted_folder, caplog, capfd, url, network, is_warned, log_format
+):
+    config = Config(models=(str(scripted_folder),), network=NetworkConfig(**network))
+    config = evolve(config, logging=evolve(config.logging, log_format=log_format))
+    caplog.set_level(logging.INFO)
+    announce(config, read_model_folder(scripted_folder), url, {})
+    assert (NO_KEY in caplog.text + capfd.readouterr().err) is is_warned
