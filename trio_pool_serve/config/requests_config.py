@@ -134,5 +134,9 @@ class LoggingConfig:
         Setting("Log format; auto is text on a terminal, else json. json writes one object per line."),
     ] = field(default="auto", validator=in_(get_args(LogFormat)))
     access_log: Annotated[
-        bool, Setting("Log every request. Requests that fail with status 500 or above are always logged.")
+        bool,
+        Setting(
+            "Log every request except probes and `/metrics`. Requests that fail with status 500 or above are always "
+            "logged."
+        ),
     ] = False
