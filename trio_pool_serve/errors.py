@@ -4,10 +4,14 @@ Each docstring says when an error is raised and what the caller may do. The tabl
 responses is in ``api.http.error_responses``.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from difflib import get_close_matches
 from typing import Literal, Self, TypeAlias
+
+from attrs import frozen
 
 JobField: TypeAlias = Literal[
     "prompts",
@@ -42,11 +46,12 @@ class InvalidRequestError(PoolServeError):
     """A field of the request has the wrong type or value.
 
     ``param`` is the field's name in the request, if one field is at fault. If that name is not known, ``field`` is the
-    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. ``prompt`` is the prompt
-    that could not be rendered, if that is the reason.
+    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. If an input cannot be
+    rendered, the message calls it "an input", ``prompt`` is its prompt, and ``place`` is where it is.
     """
 
     prompt: object = None
+    place: "Place | None" = None
 
     def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
         super().__init__(message)
@@ -54,7 +59,11 @@ class InvalidRequestError(PoolServeError):
         self.field = field
 
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
-        """Return the message with a dialect's names for the job's fields."""
+        """Return the message with a dialect's names for the job's fields, and for the input at fault."""
+        return _with_place(self.with_fields(name_of), self.place, name_of)
+
+    def with_fields(self, name_of: Callable[[JobField], str | None]) -> str:
+        """Return the message with other names for the job's fields."""
         message: str = self.args[0]
         for name in ("truncate_to", self.field):
             # Other braces are in a client's text that the message quotes. A body that was not decoded has no names.
@@ -63,7 +72,31 @@ class InvalidRequestError(PoolServeError):
         return message
 
     def __str__(self) -> str:
-        return self.message_with(lambda field: field)
+        return self.with_fields(lambda field: field)
+
+
+class MissingFieldError(InvalidRequestError):
+    """A field is missing, or one of several: ``names``."""
+
+    def __init__(self, *names: str, sent: Sequence[str] = ()) -> None:
+        missing = f"Missing {listed([f'`{name}`' for name in names])}."
+        super().__init__(f"{missing} You sent {listed([f'`{name}`' for name in sent], 'and')}." if sent else missing)
+        self.param = names[0]
+        self.names = names
+
+    def beside(self, unknown: Sequence[str]) -> "MissingFieldError":
+        """Return the error with the unknown fields of the request: only the one that was probably meant, if any."""
+        for name in unknown:
+            if meant := get_close_matches(name, self.names, 1):
+                return MissingFieldError(*meant, sent=[name])
+        return MissingFieldError(*self.names, sent=[name[:MAX_NAME] for name in unknown[:MAX_SENT]])
+
+
+MAX_NAME = 64
+"""Characters of a client's name for something that an error repeats."""
+
+MAX_SENT = 5
+"""Unknown fields that an error lists."""
 
 
 class ContextLengthError(InvalidRequestError):
@@ -102,7 +135,7 @@ class BodyTimeoutError(PoolServeError):
 
 
 class AuthenticationError(PoolServeError):
-    """The API key is missing or wrong."""
+    """The API key is missing or invalid."""
 
 
 class PermissionDeniedError(PoolServeError):
@@ -110,11 +143,12 @@ class PermissionDeniedError(PoolServeError):
 
 
 class NotFoundError(PoolServeError):
-    """No such model or route. ``model`` is the name that no model has."""
+    """No such model or route. ``model`` is the name that no model has, ``near`` the route that was probably meant."""
 
-    def __init__(self, message: str, *, model: str | None = None) -> None:
+    def __init__(self, message: str, *, model: str | None = None, near: str | None = None) -> None:
         super().__init__(message)
         self.model = model
+        self.near = near
 
 
 class ConflictError(PoolServeError):
@@ -198,20 +232,15 @@ class OutOfDeviceMemoryError(PoolServeError):
 class NotFiniteError(PoolServeError):
     """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken.
 
-    If the input is known, ``prompt`` is its prompt, and ``place`` the job's field and the index in it, ``None`` if the
-    field has one input only.
+    If the input is known, ``prompt`` is its prompt, and ``place`` is where it is.
     """
 
     prompt: object = None
-    place: tuple[JobField, int | None] | None = None
+    place: "Place | None" = None
 
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
         """Return the message with the input's place in the request, by a dialect's names for the job's fields."""
-        if self.place is None:
-            return str(self)
-        field, index = self.place
-        name = (name_of(field) or field) + ("" if index is None else f"[{index}]")
-        return str(self).replace("an input", name)
+        return _with_place(str(self), self.place, name_of)
 
 
 class UnsendableError(PoolServeError):
@@ -303,6 +332,33 @@ class RunnerDeadError(PoolServeError):
     """The device cannot recover, for example from a sticky CUDA error: all later batches would fail."""
 
 
+@frozen
+class Place:
+    """Where an input is: its field, the index in it, ``None`` if the field has one input only, and what it is with."""
+
+    field: JobField
+    index: int | None = None
+    company: str = ""
+
+
+def _with_place(message: str, place: Place | None, name_of: Callable[[JobField], str | None]) -> str:
+    if place is None:
+        return message
+    index = "" if place.index is None else f"[{place.index}]"
+    return re.sub(r"\b[Aa]n input\b", f"{name_of(place.field) or place.field}{index}{place.company}", message, count=1)
+
+
+def listed(names: Sequence[str], word: str = "or") -> str:
+    """Return names in a sentence: ``a, b or c``."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def in_units(nbytes: int) -> str:
+    """Return a size in the largest unit of which it is a multiple: ``16 MiB``."""
+    power = next(power for power in (3, 2, 1, 0) if nbytes % 1024**power == 0)
+    return f"{nbytes // 1024**power} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
 def field_of(place: str) -> str:
     """Return the top-level field of a place in a request: ``input`` for ``input[3].image``."""
     return place.partition(".")[0].partition("[")[0]
@@ -368,10 +424,10 @@ def install_extra(name: str) -> str:
 
 
 def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return a copy of an error that names the part of the request at fault, as JSON errors do.
+    """Return a copy of an error that names the part of the request at fault: ``input[3].image: The image …``.
 
     A copy, because another request that waits for the same image may have it at another place.
     """
     if not place:
         return copy(error)
-    return type(error)(f"{error.args[0].removesuffix('.')} - at `$.{place}`", param=field_of(place))
+    return type(error)(f"{place}: {error.args[0]}", param=field_of(place))

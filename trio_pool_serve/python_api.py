@@ -278,7 +278,7 @@ def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        message = _with_place(error.message_with({"truncate_to": "truncate"}.get), error.prompt, inputs)
+        message = _with_place(error.with_fields({"truncate_to": "truncate"}.get), error.prompt, inputs)
         raise type(error)(message, param=error.param or error.field) from None
     except NotFiniteError as error:
         raise NotFiniteError(_with_place(str(error), error.prompt, inputs)) from None

@@ -46,33 +46,38 @@ ERRORS = [
     ("/v1/embeddings", {"input": "a", "dimensions": 9}, "dimensions", "dimensions must be from 1 to 8"),
     ("/v1/embeddings", {"input": "a", "output_dimension": 9}, "output_dimension", "output_dimension must be from"),
     ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens"),
-    ("/v1/embeddings", {"input": LONG}, "input", "truncated (truncate_prompt_tokens)"),
-    ("/v1/embeddings", {"input": LONG, "task": "text-matching"}, "input", "truncated (truncate)"),
-    ("/v1/embeddings", {"input": LONG, **NOT_CUT}, "input", "truncated (truncation)"),
-    ("/v1/embeddings", {"input": "a", "prompt": "x" * 1000}, "prompt", "at most"),
+    ("/v1/embeddings", {"input": LONG}, "input", "truncate it (`truncate_prompt_tokens`)"),
+    ("/v1/embeddings", {"input": LONG, "task": "text-matching"}, "input", "truncate it (`truncate`)"),
+    ("/v1/embeddings", {"input": LONG, **NOT_CUT}, "input", "truncate it (`truncation`)"),
+    ("/v1/embeddings", {"input": "a", "prompt": "x" * 1000}, "prompt", "prompt has 1000 characters; the limit is 512."),
     ("/v1/embeddings", CONVERSATION, "chat_template", "--trust-request-chat-template"),
     ("/v1/embeddings", {**CONVERSATION, "chat_template": None}, "messages", "chat template"),
-    ("/pooling", {"input": "a", "task": "none"}, "task", "There is no task"),
-    ("/pooling", {"input": "a", "tasks": ["embed", "none"]}, "tasks", "There is no task"),
+    ("/pooling", {"input": "a", "task": "none"}, "task", "must be 'embed', "),
+    ("/pooling", {"input": "a", "tasks": ["embed", "none"]}, "tasks", "must be 'embed', "),
     ("/pooling", {"prompt_embeds": "AAAA"}, "prompt_embeds", "--enable-prompt-embeds"),
-    ("/rerank", {"query": "a", "documents": [LONG]}, None, "truncated (truncate_prompt_tokens)"),
-    ("/rerank", {"query": "a", "documents": ["b"], "instruction": "x" * 1000}, "instruction", "at most"),
+    ("/rerank", {"query": "a", "documents": [LONG]}, "documents", "truncate it (`truncate_prompt_tokens`)"),
+    (
+        "/rerank",
+        {"query": "a", "documents": ["b"], "instruction": "x" * 1000},
+        "instruction",
+        "instruction has 1000 characters;",
+    ),
     ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_query": -1}, "max_tokens_per_query", "must be"),
     ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "max_tokens_per_doc"),
-    ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding", "max_length"),
-    ("/rerank", {"query": "a", "documents": ["b"], "padding": "max_length"}, "padding", "max_length"),
+    ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding", "Leave out `padding`"),
+    ("/rerank", {"query": "a", "documents": ["b"], "padding": "max_length"}, "padding", "Leave out `padding`"),
     ("/tokenize", {"prompt": "x" * 200_001}, "prompt", "characters"),
-    ("/detokenize", {"tokens": [-1]}, "tokens", "outside the vocabulary"),
+    ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has -1; this model's token ids are 0 to 209."),
 ]
 
 
 OTHERS = [
     ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension must be from 1 to 8"),
-    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, "truncated (truncate)"),
+    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, "truncate it (`truncate`)"),
     ("/v2/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, 400, "max_tokens_per_doc must be"),
     ("/embed", {"inputs": "a", "dimensions": 9}, 422, "dimensions must be from 1 to 8"),
-    ("/embed", {"inputs": LONG, "truncate": False}, 422, "truncated (truncate)"),
-    ("/rerank", {"query": "a", "texts": [LONG], "truncate": False}, 422, "truncated (truncate)"),
+    ("/embed", {"inputs": LONG, "truncate": False}, 422, "truncate it (`truncate`)"),
+    ("/rerank", {"query": "a", "texts": [LONG], "truncate": False}, 422, "truncate it (`truncate`)"),
 ]
 """Requests of dialects that show the field in the message only."""
 
@@ -96,4 +101,4 @@ async def test_a_stream_s_last_event_has_the_client_s_name(client):
         "/v1/embeddings", json={"input": [LONG], "stream": True, "input_type": "query", **NOT_CUT}
     )
     assert '"param":"input"' in answer.text
-    assert "truncated (truncation)" in answer.text
+    assert "truncate it (`truncation`)" in answer.text

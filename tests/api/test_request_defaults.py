@@ -129,7 +129,7 @@ async def test_texts_get_the_prompt_that_the_server_or_the_request_chooses(
 def test_a_default_prompt_that_the_model_does_not_have_and_names_that_are_the_same_are_refused_at_the_start(
     prompted_folder,
 ):
-    with pytest.raises(ModelLoadError, match="this model's prompt templates are: one, two"):
+    with pytest.raises(ModelLoadError, match="the prompt templates of this model are: one, two"):
         read_model_folder(prompted_folder, ModelConfig(default_prompt_name="three"))
     with pytest.raises(ValueError, match="not both"):
         ModelConfig(default_prompt_name="one", default_prompt="w1 ")

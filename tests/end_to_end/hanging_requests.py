@@ -113,7 +113,7 @@ REQUESTS: Sequence[HangingRequest] = (
     HangingRequest(
         request="one token more than the model reads", threads="vllm#42381",
         did="deadlock", correct="400",
-        body={"input": "hello " * 255}, status=400, says="an input has 257 tokens.",
+        body={"input": "hello " * 255}, status=400, says="input has 257 tokens.",
     ),
     HangingRequest(
         request="6,000 inputs", threads="vllm#25568",
@@ -141,7 +141,7 @@ REQUESTS: Sequence[HangingRequest] = (
     HangingRequest(
         request="token ids that the model does not have", threads="vllm#11375, vllm#36947",
         did="the engine crashed", correct="400",
-        body={"input": [[101, 100_257, 102]]}, status=400, says="Token id 100257 is outside this model's vocabulary",
+        body={"input": [[101, 100_257, 102]]}, status=400, says="input has the token id 100257",
     ),
     HangingRequest(
         request="several requests at once with the same `X-Request-Id`", threads="vllm#10583",
@@ -166,7 +166,7 @@ REQUESTS: Sequence[HangingRequest] = (
     HangingRequest(
         request="a broken image", threads="infinity#367, infinity#609",
         did="no later request was answered; `/health` said 200", correct="4xx",
-        model="clip", body=image(BROKEN_IMAGE), status=422, says="An image is broken: it cannot be decoded",
+        model="clip", body=image(BROKEN_IMAGE), status=422, says="The image is broken: it cannot be decoded",
     ),
     HangingRequest(
         request="8,000 inputs, with a limit of 8,000", threads="TEI#470",
@@ -192,7 +192,7 @@ REQUESTS: Sequence[HangingRequest] = (
         request="20 × `/tokenize` with a million dots", threads="TEI#235",
         did="all cores and memory were used", correct="4xx, at once",
         path="/tokenize", body={"inputs": "." * 10**6}, times=20,
-        status=422, says="1000000 characters are more than the 200000 that one request may have.",
+        status=422, says="The texts have 1000000 characters; the limit is 200000.",
     ),
     HangingRequest(
         request="any text, for a Qwen3 model", threads="TEI#644",

@@ -74,7 +74,7 @@ def test_errors_are_its_own(client, server_url):
         (lambda: client.embed("minilm", TOO_LONG, truncate=False), 400, "the input length exceeds the context length"),
         (lambda: client.chat("minilm", [{"role": "user", "content": "hello"}]), 400, "generate no text"),
         (lambda: client.generate("minilm", "hello"), 400, "generate no text"),
-        (lambda: client.pull("llama3"), 400, "downloads nothing"),
+        (lambda: client.pull("llama3"), 400, "This server downloads no models."),
     ):
         with pytest.raises(ollama.ResponseError, match=message) as caught:
             call()

@@ -86,7 +86,7 @@ def test_an_image_of_one_pixel_is_read(path: Path):
 
 @pytest.mark.parametrize("size", [(10_000, 1), (1, 10_000)])
 def test_a_thread_of_pixels_is_refused(path: Path, size: tuple[int, int]):
-    with pytest.raises(MediaError, match=f"{size[0]} by {size[1]} pixels is too elongated"):
+    with pytest.raises(MediaError, match=f"{size[0]} × {size[1]} pixels is too elongated"):
         format_of(path).processor(picture(*size))
 
 

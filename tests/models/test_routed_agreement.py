@@ -147,7 +147,7 @@ async def test_token_ids_and_windows_belong_to_the_route_of_their_input_type(tmp
             assert np.abs(row - encode(text)).max() < 1e-5
     outside = TokensPrompt(np.array([ours.folder.routes[0].vocab_size]))  # which the table has
     await ours.render(outside, RenderingParams(input_type="query"))
-    with pytest.raises(InvalidRequestError, match="outside this model's vocabulary"):
+    with pytest.raises(InvalidRequestError, match="this model's ids are 0 to"):
         await ours.render(outside, RenderingParams(input_type="document"))
 
 
@@ -169,8 +169,8 @@ async def test_texts_of_an_input_type_without_a_route_are_refused(tmp_path: Path
     path = save_as(tmp_path, {"routes": ["query"], "allow_empty_key": False})
     ours = ServedModel(path)
     await ours.render("x", RenderingParams(input_type="query"))
-    for input_type, said in ((None, "of no input type"), ("document", "of document input type")):
-        with pytest.raises(InvalidRequestError, match=f"no route for texts {said}; send input_type: query"):
+    for input_type, said in ((None, "no input_type"), ("document", "the input_type 'document'")):
+        with pytest.raises(InvalidRequestError, match=f"An input has {said}; this model accepts query"):
             await ours.render("x", RenderingParams(input_type=input_type))
 
 

@@ -60,5 +60,5 @@ def test_equal_distances_give_fewer_clusters_and_lose_no_vector():
 
 async def test_more_vectors_than_can_be_clustered_in_about_a_tenth_of_a_second_are_refused():
     no_model: Any = None
-    with pytest.raises(InvalidRequestError, match="has 2049 vectors of tokens; at most 2048 can be pooled"):
+    with pytest.raises(InvalidRequestError, match="has 2049 token vectors; token_pooling can pool up to 2048"):
         await pooled_tokens(no_model, np.ones((2049, 2), np.float32), TokenPooling(factor=2))

@@ -40,7 +40,7 @@ async def test_a_model_that_pools_gives_its_vectors_and_scores(name: str, tmp_pa
         found = {kind: await model.tokens(texts, input_type=kind, truncate=True) for kind, texts in TEXTS.items()}
         scores = np.stack([await model.score(query, TEXTS["document"], truncate=True) for query in TEXTS["query"]])
         paired = await model.score(TEXTS["document"][:5], TEXTS["document"][1:6], truncate=True)
-        with pytest.raises(InvalidRequestError, match="This model pools tokens by the factor"):
+        with pytest.raises(InvalidRequestError, match="this model's files already pool tokens, by the factor"):
             await model.tokens(["a text"], token_pooling=2)
     differences = [farthest(found["query"], queries), farthest(found["document"], documents)]
     assert max(*differences, farthest(found[None], plain)) < 1e-5

@@ -174,7 +174,7 @@ WRONG = [
     ({"dimensions": 12, "dtype": "binary"}, BulkInputError, "multiple of 8"),
     ({"dtype": "int4"}, ValueError, r"^'dtype' must be in \('float32', .*\(got 'int4'\)$"),
     ({"input_type": "question"}, ValueError, "^'input_type' must be in"),
-    ({"prompt_name": "search"}, InvalidRequestError, "no prompt named 'search'"),
+    ({"prompt_name": "search"}, InvalidRequestError, "prompt_name 'search' is not a prompt"),
     ({"device": "tpu"}, ModelLoadError, "no such kind of device"),
     ({"max_model_len": -1}, ValueError, "--max-model-len must be more than 0, not -1"),
     ({"dimension": 8}, TypeError, "Unknown option dimension; accepted: prompt_name"),

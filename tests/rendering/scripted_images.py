@@ -21,7 +21,7 @@ class ScriptedProcessor:
 
 @define(eq=False)
 class ScriptedLoader:
-    """An image of ``tokens:3`` takes three positions; one of ``broken:`` cannot be fetched, one of ``slow:`` is never
+    """The image of ``tokens:3`` takes three positions; one of ``broken:`` cannot be fetched, one of ``slow:`` is never
     prepared.
 
     Clear ``gate`` to have fetching wait.

@@ -88,8 +88,8 @@ async def test_texts_are_truncated_with_their_special_tokens_and_instructions(re
     assert await token_ids(renderer, text, **params) == ids_of(expected)
 
 
-TOO_LONG = r"context length is 64 tokens\. However, an input has {} tokens"
-NONE_LEFT = "Truncating to {} tokens leaves none for the input"
+TOO_LONG = r"An input has {} tokens\. This model's maximum context length is 64 tokens"
+NONE_LEFT = "An input is truncated to {} tokens, which 2 special tokens fill"
 
 
 async def test_several_texts_are_rendered_as_each_of_them_alone(renderer, monkeypatch):
@@ -189,7 +189,11 @@ OUTSIDE = [-1, len(VOCABULARY), 2**31 + 5, 2**40, -(2**63)]
     ("ids", "error", "told"),
     [
         *(
-            ([1, outside, 2], InvalidRequestError, f"Token id {outside} is outside .* vocabulary of {len(VOCABULARY)}")
+            (
+                [1, outside, 2],
+                InvalidRequestError,
+                f"token id {outside}; this model's ids are 0 to {len(VOCABULARY) - 1}",
+            )
             for outside in OUTSIDE
         ),
         ([1] * 65, ContextLengthError, TOO_LONG.format(65)),

@@ -36,7 +36,7 @@ async def test_a_model_without_instructions_says_so(tmp_path, scripted):
     folder = write_scripted_folder(tmp_path / "model")
     (folder / "config_sentence_transformers.json").unlink()
     async with running(Service(Config(models=(str(folder),)), lambda *_: scripted)) as service:
-        with pytest.raises(InvalidRequestError, match="it has: none"):
+        with pytest.raises(InvalidRequestError, match="its prompts: none"):
             await embed(service, "hello", prompt_name="passage")
         for params in ({}, {"prompt_name": "query"}):  # as in sentence-transformers, which has it empty then
             await embed(service, "hello", **params)
@@ -78,7 +78,7 @@ async def test_padding_is_for_models_that_pad_every_text(service, scripted, able
     if able:
         assert (await embed(service, "hello", padded=True)).prompt_tokens == 3
         return
-    with pytest.raises(InvalidRequestError, match="not padded to the maximum length"):
+    with pytest.raises(InvalidRequestError, match="Leave out `padded`"):
         await embed(service, "hello", padded=True)
     assert scripted.batches == []
 
@@ -113,7 +113,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_what_it_is_once
 async def test_vectors_per_token_that_would_fill_the_memory_are_refused(service, scripted, monkeypatch):
     monkeypatch.setattr("trio_pool_serve.tasks.pool.MAX_TOKEN_NUMBERS", 8 * 20)
     job = PoolJob(prompts=[TokensPrompt(np.arange(5, 16))] * 2, tasks=("token_embed",))
-    with pytest.raises(InvalidRequestError, match="22 tokens with 8 numbers"):
+    with pytest.raises(InvalidRequestError, match="22 token vectors of 8 numbers"):
         await pool(service.model(), job, RequestContext())
     assert scripted.batches == []
     assert len((await pool(service.model(), attrs.evolve(job, prompts=job.prompts[:1]), RequestContext())).rows) == 1

@@ -154,7 +154,7 @@ async def test_the_first_failure_stops_the_rest_from_being_rendered(floor):
 
 async def test_what_was_rendered_before_a_failure_leaves_the_queue(floor):
     floor.runner.gate.clear()
-    with pytest.raises(InvalidRequestError, match="Token id 10000"):
+    with pytest.raises(InvalidRequestError, match="token id 10000"):
         await floor.compute(*["good"] * 20, OUTSIDE, *["never"] * 200)
     engine = floor.engine.statistics()
     assert (engine.queued_rows, engine.queued_tokens) == (0, 0)

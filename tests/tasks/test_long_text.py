@@ -81,7 +81,7 @@ async def test_the_instruction_stands_before_every_window(service, scripted):
 
 
 async def test_an_instruction_that_leaves_no_room_is_refused(service):
-    with pytest.raises(InvalidRequestError, match="no room"):
+    with pytest.raises(InvalidRequestError, match="no token of the text is left"):
         await embed(service, words(100), instruction="w1 " * 70)
     await wait_idle(service)
 
@@ -123,7 +123,7 @@ async def test_a_text_of_more_windows_than_can_be_read_is_refused_and_hardly_mor
     tokenizers._free = deque([counting] * len(tokenizers._free))
     for text in ("w1 " * (ROOM * MAX_WINDOWS + 1), "w1 w22 " * 2**20):
         CountingTokenizer.characters = 0
-        with pytest.raises(ContextLengthError, match=f"at most {MAX_WINDOWS} are read"):
+        with pytest.raises(ContextLengthError, match=f"the limit of {MAX_WINDOWS} windows"):
             await embed(service, text)
         assert 0 < CountingTokenizer.characters < 2**20
     assert scripted.batches == []

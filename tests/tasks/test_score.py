@@ -29,8 +29,8 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("queries", "documents", "limits", "told"),
     [
-        (0, 1, {}, "nothing to score"),
-        (1, 0, {}, "nothing to score"),
+        (0, 1, {}, "queries is empty"),
+        (1, 0, {}, "documents is empty"),
         (2, 1, {}, "2 queries and 1 documents"),
         (2, 3, {}, "2 queries and 3 documents"),
         (1, 1, {"max_query_tokens": 0}, "max_query_tokens must be at least 1, not 0"),

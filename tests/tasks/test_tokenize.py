@@ -33,7 +33,7 @@ async def test_special_tokens_may_be_left_out_instructions_put_in_front_and_no_t
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("\ud800", "Unicode"), ("w1 " * MAX_CHARACTERS, f"more than the {MAX_CHARACTERS}")]
+    ("text", "told"), [("\ud800", "Unicode"), ("w1 " * MAX_CHARACTERS, f"the limit is {MAX_CHARACTERS}")]
 )
 async def test_lone_surrogates_and_more_characters_than_can_be_looked_at_are_refused(service, text, told):
     with pytest.raises(InvalidRequestError, match=told):

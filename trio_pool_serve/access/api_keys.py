@@ -89,7 +89,7 @@ class KeyUsage:
             raise _used_up(f"may have {self.max_running} requests at a time", BUSY_RETRY_S)
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if wait_s := bucket.wait_s(1, now):
-                raise _used_up(f"has used its {what} per minute", wait_s)
+                raise _used_up(f"has reached its limit of {what} per minute", wait_s)
         self.requests.take(1, now)
         self.running += 1
 
@@ -125,7 +125,7 @@ class KeyUsage:
 
 
 def _used_up(what: str, retry_after_s: float) -> OverloadedError:
-    return OverloadedError(f"The API key {what}.", retry_after_s=retry_after_s, reason="api_key")
+    return OverloadedError(f"This API key {what}.", retry_after_s=retry_after_s, reason="api_key")
 
 
 @define(eq=False)
@@ -168,6 +168,10 @@ class ApiKeys:
             if given is not None and (key := self._by_digest.get(digest_of(_without_scheme(name, given)))):
                 return key
         return None
+
+    def are_sent(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request presents any key, valid or not."""
+        return any(_without_scheme(name, headers.get(name, b"")) for name in HEADERS)
 
     def usage_of(self, key: ApiKey, *, by_batches: bool = False) -> KeyUsage:
         """Return the usage of a key, by requests or by jobs of the Batch API, which one process computes."""

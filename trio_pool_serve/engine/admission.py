@@ -249,7 +249,9 @@ class Admission:
         wait_s = self.wait_s(work) + rendering_s
         if not wait_s or wait_s <= limit_s:
             return
-        limit = f"{self.max_queue_s:g} s" if queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
+        limit = (
+            f"{self.max_queue_s:g} s (--max-queue-s)" if queue_s < left_s else f"its deadline, {max(0.0, left_s):.1f} s"
+        )
         waits_s = wait_s + work.waited_s if queue_s < left_s else wait_s
         raise OverloadedError(
             f"The queue is full: this request would wait for about {waits_s:.1f} s, longer than {limit}.",

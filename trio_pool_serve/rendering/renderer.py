@@ -115,7 +115,7 @@ class Renderer:
             return await self._render_embeds(prompt, params, client.number)
         if self.conversations is not None:
             return await self.conversations.render(prompt, params, client)
-        raise InvalidRequestError("This model reads texts only.", field="prompts")
+        raise InvalidRequestError("An input is not a text; this model reads texts only.", field="prompts")
 
     async def _render_embeds(self, prompt: EmbedsPrompt, params: RenderingParams, client: int) -> RenderedPrompt:
         embeds_format = self.embeds_format
@@ -134,7 +134,7 @@ class Renderer:
     async def conversation_text(self, prompt: ChatPrompt, client: int = 0) -> str:
         """Return the text that a chat template makes of a conversation. Errors and cancellation: as ``render``."""
         if self.conversations is None:
-            raise InvalidRequestError("This model reads texts only.", field="prompts")
+            raise InvalidRequestError("An input is not a text; this model reads texts only.", field="prompts")
         return await self.conversations.text_of(prompt, client)
 
     async def tokenize(self, text: str, client: int = 0, *, add_special_tokens: bool) -> list[Token]:

@@ -18,10 +18,11 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     JobField,
     NotFiniteError,
+    Place,
     PoolServeError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.prompts import Prompt, RenderingParams
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -175,16 +176,17 @@ class FanOut:
         renderer, client = self.model.renderer, self.admitted.work.client
         rows = [self.rows[index] for index in chunk]
         plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
-        if plain:
-            rendered = await renderer.render_plain(plain, client.number)
-        else:
-            (row,) = rows
-            await renderer.memory.wait_for_share(client)
-            try:
+        try:
+            if plain:
+                rendered = await renderer.render_plain(plain, client.number)
+            else:
+                (row,) = rows
+                await renderer.memory.wait_for_share(client)
                 rendered = [[await renderer.render(row.prompt, row.rendering, client)]]
-            except InvalidRequestError as error:
-                error.prompt = row.prompt
-                raise
+        except InvalidRequestError as error:
+            index = next((index for index in chunk if self.rows[index].prompt is error.prompt), chunk[0])
+            error.prompt, error.place = self.rows[index].prompt, self._place_of(index)
+            raise
         self.timings.render_s = time.perf_counter() - self._began
         self.admitted.note_rendered((prompt for prompts in rendered for prompt in prompts), len(rendered))
         by_index = zip(chunk, rendered, strict=True)
@@ -232,10 +234,12 @@ class FanOut:
                 if self.row_done is not None:
                     self.row_done(index, self.computed[index])
 
-    def _place_of(self, index: int) -> tuple[JobField, int | None]:
-        """Return a row's field, and its index there unless it is the only one."""
-        fields = [(name, at if rows > 1 else None) for name, rows in self.fields.items() for at in range(rows)]
-        return fields[index]
+    def _place_of(self, index: int) -> Place:
+        """Return where a row's input is; a pair is named after its document."""
+        places = [(name, at if rows > 1 else None) for name, rows in self.fields.items() for at in range(rows)]
+        name, at = places[index]
+        is_document = name == "documents" and isinstance(self.rows[index].prompt, PairPrompt)
+        return Place(name, at, " with its query" if is_document else "")
 
 
 def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:

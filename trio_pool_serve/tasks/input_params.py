@@ -55,21 +55,20 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
     if truncate_to is None and truncates and not input_params.refuses_longer:
         truncate_to = -1
     if truncate_to is not None and truncate_to > limit:
-        # Clients know the error by vLLM's first two sentences.
+        # Clients know the error by the words of vLLM's sentences.
         raise InvalidRequestError(
-            "{truncate_to} value is greater than max_model_len. Please request a smaller truncation size. "
-            f"It must be -1 or from 1 to {limit}, not {truncate_to}.",
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}: that is greater than max_model_len. "
+            "Please request a smaller truncation size.",
             field="truncate_to",
         )
     if truncate_to not in (None, -1) and truncate_to < 1:
         raise InvalidRequestError(
-            f"{{truncate_to}} must be -1 or from 1 to {limit}, the model's maximum, not {truncate_to}.",
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}.",
             field="truncate_to",
         )
     if input_params.padded and not model.folder.spec.pads_texts:
         raise InvalidRequestError(
-            'Inputs are not padded to the maximum length ("padding": "max_length"): this model masks padding, so that '
-            "it changes no output. Leave it out.",
+            "Leave out `{padded}`: this model masks padding, so padding would change no output.",
             field="padded",
         )
     return RenderingParams(
@@ -89,7 +88,7 @@ def _instruction(model: Model, input_params: InputParams) -> str:
         limit = model.renderer.max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
         if len(input_params.instruction) > limit:
             raise InvalidRequestError(
-                f"The prompt has {len(input_params.instruction)} characters; at most {limit} are accepted.",
+                f"{{instruction}} has {len(input_params.instruction)} characters; the limit is {limit}.",
                 field="instruction",
             )
         # The marker of the input type of late interaction stays in front.
@@ -100,7 +99,9 @@ def _instruction(model: Model, input_params: InputParams) -> str:
         # The names of input types are accepted for every model, as in sentence-transformers.
         if name not in prompts and name not in get_args(InputType):
             known = ", ".join(sorted(prompts)) or "none"
-            raise InvalidRequestError(f"This model has no prompt named {name!r}; it has: {known}.", field="prompt_name")
+            raise InvalidRequestError(
+                f"{{prompt_name}} {name!r} is not a prompt of this model; its prompts: {known}.", field="prompt_name"
+            )
         return prompts.get(name, "")
     if input_params.input_type is not None:
         # Without the default prompt, as encode_query and encode_document of sentence-transformers.

@@ -92,7 +92,7 @@ class Model:
         if task not in tasks:
             # Clients recognise the error by the beginning of vLLM's.
             raise TaskNotSupportedError(
-                f"Unsupported task: {task!r} Supported tasks: {sorted(tasks)} (of the model `{self.name}`).",
+                f"Unsupported task: {task!r}. Supported tasks of `{self.name}`: {', '.join(sorted(tasks))}.",
                 field=field,
             )
 

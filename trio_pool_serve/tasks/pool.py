@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.errors import InvalidRequestError, JobField
+from trio_pool_serve.errors import InvalidRequestError, JobField, listed
 from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
@@ -104,7 +104,7 @@ def check_dimensions(model: Model, dimensions: int | None) -> None:
     limit = model.engine.facts.dimensions
     if dimensions is not None and not 1 <= dimensions <= limit:
         raise InvalidRequestError(
-            f"{{dimensions}} must be from 1 to {limit}, the model's own, not {dimensions}.", field="dimensions"
+            f"{{dimensions}} must be from 1 to {limit} for this model, not {dimensions}.", field="dimensions"
         )
 
 
@@ -115,7 +115,7 @@ def _embed_params(model: Model, job: PoolJob) -> Embed:
         if not spec.pools_chunks:
             reason = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
             raise InvalidRequestError(
-                f"Late chunking takes the mean of the token states of each chunk, and this model {reason}.",
+                f"Late chunking takes the mean of each chunk's token states, but this model {reason}.",
                 field="chunks",
             )
         return EmbedChunks(dimensions=job.dimensions, normalize=job.normalize)
@@ -139,12 +139,12 @@ def token_pooling_of(model: Model, job: PoolJob) -> TokenPooling | None:
     if factor is not None:
         if "token_embed" not in job.tasks or model.folder.spec.scoring != "late_interaction":
             raise InvalidRequestError(
-                "{token_pooling} is for the vectors of tokens (token_embed) of late-interaction models.",
+                "{token_pooling} is only for token_embed of late-interaction models.",
                 field="token_pooling",
             )
         if own is not None:
             raise InvalidRequestError(
-                f"This model pools tokens by the factor {own.factor:g} itself: leave out {{token_pooling}}.",
+                f"Leave out `{{token_pooling}}`: this model's files already pool tokens, by the factor {own.factor:g}.",
                 field="token_pooling",
             )
         pooling = TokenPooling(factor=factor, normalizes=job.normalize is not False)
@@ -168,7 +168,7 @@ async def pooled_tokens(
     assert not isinstance(vectors, SparseVector)  # noqa: S101  (of another task)
     if len(vectors) > MAX_CLUSTERED:
         raise InvalidRequestError(
-            f"An input has {len(vectors)} vectors of tokens; at most {MAX_CLUSTERED} can be pooled.", field="prompts"
+            f"An input has {len(vectors)} token vectors; token_pooling can pool up to {MAX_CLUSTERED}.", field="prompts"
         )
     return await model.renderer.offload.run(
         "cluster", lambda: finish(pool_rows(vectors, pooling)), abandon_on_cancel=True
@@ -193,9 +193,7 @@ TASKS: dict[str, Task] = {
 def task_named(name: str) -> Task:
     """Return a task. Raises ``InvalidRequestError`` for an unknown name."""
     if name not in TASKS:
-        raise InvalidRequestError(
-            f"There is no task {name!r}: it should be {', '.join(map(repr, TASKS))} (literal_error).", field="tasks"
-        )
+        raise InvalidRequestError(f"{{tasks}} must be {listed([*map(repr, TASKS)])}, not {name!r}.", field="tasks")
     return TASKS[name]
 
 
@@ -215,8 +213,8 @@ def require_few_numbers(model: Model, tokens: int, *, field: JobField) -> None:
     """Raise ``InvalidRequestError`` if the vectors of ``tokens`` have more than ``MAX_TOKEN_NUMBERS`` numbers."""
     if tokens * model.engine.facts.dimensions > MAX_TOKEN_NUMBERS:
         raise InvalidRequestError(
-            f"About {tokens} tokens with {model.engine.facts.dimensions} numbers each are more than the "
-            f"{MAX_TOKEN_NUMBERS} that one request may have; send fewer inputs at a time.",
+            f"The response would have about {tokens} token vectors of {model.engine.facts.dimensions} numbers; "
+            f"the limit is {MAX_TOKEN_NUMBERS} numbers. Send fewer inputs at a time.",
             field=field,
         )
 

@@ -43,12 +43,13 @@ class ScoreJob:
     priority: int = 0
 
     def __attrs_post_init__(self) -> None:
+        empty: JobField = "documents" if self.queries else "queries"
         if not self.queries or not self.documents:
-            raise EmptyInputError("There is nothing to score.", field="queries" if not self.queries else "documents")
+            raise EmptyInputError(f"{{{empty}}} is empty.", field=empty)
         if len(self.queries) not in (1, len(self.documents)):
             raise InvalidRequestError(
-                f"{len(self.queries)} queries and {len(self.documents)} documents: there must be one query, "
-                "or as many as documents.",
+                f"{len(self.queries)} queries and {len(self.documents)} documents: send one query, or one for each "
+                "document.",
                 field="queries",
             )
         limits: dict[JobField, int | None] = {
@@ -103,7 +104,7 @@ async def _score_pairs(model: Model, job: ScoreJob, context: RequestContext, adm
     """Compute each query and document as one row, for cross-encoders and generative rerankers."""
     rendering = rendering_params(model, job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
-        raise InvalidRequestError("This model scores pairs of texts: it accepts no images.", field="prompts")
+        raise InvalidRequestError("This model scores pairs of texts; it accepts no images.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     limits, params = (job.max_query_tokens, job.max_document_tokens), (Classify(job.activation),)
     to_compute = [

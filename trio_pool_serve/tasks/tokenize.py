@@ -35,7 +35,7 @@ async def tokenize(
 def _refuse(model: Model, characters: int, context: RequestContext) -> None:
     if characters > MAX_CHARACTERS:
         raise InvalidRequestError(
-            f"{characters} characters are more than the {MAX_CHARACTERS} that one request may have.", field="prompts"
+            f"The texts have {characters} characters; the limit is {MAX_CHARACTERS}.", field="prompts"
         )
     model.engine.refuse_late(context.work(0))
 
@@ -87,6 +87,8 @@ async def detokenize(
     for row in ids:
         outside = row[(row < 0) | (row >= size)]
         if len(outside):
-            raise InvalidRequestError(f"Token id {outside[0]} is outside the vocabulary of {size}.", field="token_ids")
+            raise InvalidRequestError(
+                f"{{token_ids}} has {outside[0]}; this model's token ids are 0 to {size - 1}.", field="token_ids"
+            )
     renderer, client = model.renderer, context.client.number
     return [await renderer.detokenize(row, client, skip_special_tokens=skip_special_tokens) for row in ids]

@@ -89,7 +89,9 @@ async def test_max_tokens_limits_every_text(client):
     assert (await floats(client, texts=[LONG], max_tokens=100_000))[0][0] == 64
     assert await floats(client, texts=["w0 w1"], max_tokens=4, truncate="NONE") == [vector_of("w0 w1")]
     body = {"texts": ["hello", "w0 w1 w2"], "max_tokens": 4, "truncate": "NONE"}
-    assert (await refused(client, "/v2/embed", body))["message"] == "Text 1 has 5 tokens, more than max_tokens, 4."
+    assert (await refused(client, "/v2/embed", body))[
+        "message"
+    ] == "texts[1] has 5 tokens; the limit is 4 (max_tokens)."
 
 
 # -- rerank -----------------------------------------------------------------------------------------------
@@ -192,20 +194,20 @@ WRONG = [
     ("/v2/embed", {"inputs": []}, "inputs"),
     ("/v2/embed", {"images": []}, "images"),
     ("/v2/embed", {"texts": ["a"], "inputs": [{"content": [PART]}]}, ""),
-    ("/v2/embed", {"texts": ["a"], "images": ["b"]}, "texts and images"),
+    ("/v2/embed", {"texts": ["a"], "images": ["b"]}, "`texts` and `images`"),
     ("/v2/embed", {"inputs": [{"content": []}]}, "no text"),
-    ("/v2/embed", {"inputs": [{"content": [{"type": "text"}]}]}, "no text"),
+    ("/v2/embed", {"inputs": [{"content": [{"type": "text"}]}]}, "inputs[0].content[0] has no `text`."),
     ("/v2/embed", {"inputs": [{"content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
     ("/v2/embed", {"inputs": [{"content": [{"type": "audio"}]}]}, "audio"),
     ("/v2/embed", {"images": ["data:image/png;base64,"]}, "texts only"),
     ("/v2/embed", {"images": [""]}, "empty"),
-    ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "as images"),
+    ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "Send images in `images` or `inputs`"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 3}, "of 8"),
     ("/v2/embed", {"texts": ["a"], "max_tokens": 0}, "max_tokens"),
-    ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "leaves none"),
+    ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "no token of the text is left"),
     ("/v2/embed", {"texts": ["a"] * 2049}, "2048"),
     ("/v2/embed", {"images": ["a"] * 2049}, "2048"),
-    ("/v2/rerank", {"query": "a", "documents": []}, "nothing"),
+    ("/v2/rerank", {"query": "a", "documents": []}, "documents is empty."),
     ("/v2/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text"),
     ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
     ("/v2/rerank", {"query": "a", "documents": ["a"] * 2049}, "2048"),

@@ -1,12 +1,35 @@
-"""docs/errors-by-dialect.md shows what a server responds."""
+"""docs/errors-by-dialect.md and wrong_requests.txt show what a server responds."""
 
-from tests.api.dialects.error_table import PAGE, enums_of, page
+from tests.api.dialects.error_table import (
+    PAGE,
+    WRONG_REQUESTS,
+    answered,
+    asker,
+    enums_of,
+    page,
+    sections,
+    wrong_values,
+)
 from trio_pool_serve.api.dialects import DIALECTS
+
+WRITTEN_BY = "it is written by: python -m tests.api.dialects.error_table"
+
+
+async def test_wrong_requests_get_the_status_and_the_message_of_the_table(scripted_folder):
+    async with asker(scripted_folder) as asking:
+        assert await answered(asking) == WRONG_REQUESTS.read_text(), WRITTEN_BY
+    requests = [line for _, rows in sections() for line, _ in rows]
+    assert len(set(requests)) == len(requests) >= 60
+    assert all(int(answer[:3]) >= 400 for _, rows in sections() for _, answer in rows)
+    assert {dialect.name for dialect in DIALECTS} <= {name for heading, _ in sections() for name in heading.split(", ")}
 
 
 async def test_the_page_is_what_a_server_responds_and_no_value_is_accepted_that_a_field_does_not_have(scripted_folder):
-    written = await page(scripted_folder)
-    rows = written.partition("## Values")[2].splitlines()[5:]
-    assert len(rows) == sum(len(enums_of(endpoint)) for dialect in DIALECTS for endpoint in dialect.endpoints) > 40
-    assert [line for line in rows if not ("| 400 | Invalid enum" in line or "| 422 | Invalid enum" in line)] == []
-    assert PAGE.read_text() == written, "it is written by: python -m tests.api.dialects.error_table"
+    async with asker(scripted_folder) as asking:
+        assert await page(asking) == PAGE.read_text(), WRITTEN_BY
+        wrong = await wrong_values(asking)
+    assert len(wrong) == sum(len(enums_of(endpoint)) for dialect in DIALECTS for endpoint in dialect.endpoints) > 40
+    for name, status, message, _ in wrong:
+        assert status in (400, 422)
+        assert message.startswith(name)
+        assert message.endswith(", not 'other'.")

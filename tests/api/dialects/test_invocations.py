@@ -68,7 +68,7 @@ async def test_a_body_for_no_route_is_told_what_there_is(client, body):
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert message.startswith("Cannot find a suitable handler")
-    for names in ("input", "documents and query", "queries", "inputs"):
+    for names in ("input", "documents + query", "queries", "inputs"):
         assert names in message
 
 

@@ -64,8 +64,8 @@ async def test_only_a_suffix_of_a_known_name_counts(client):
     ("fields", "said"),
     [
         ({"truncate": "MIDDLE"}, "truncate"),
-        ({"truncate": "END", "truncation_side": "left"}, "truncation_side must be left out"),
-        ({"truncate": "END", "truncation": False}, "These fields mean the same, and differ"),
+        ({"truncate": "END", "truncation_side": "left"}, "Leave out `truncation_side`"),
+        ({"truncate": "END", "truncation": False}, "These fields mean the same, but differ"),
     ],
 )
 async def test_a_truncation_that_is_not_understood_is_refused(client, fields, said):
@@ -91,7 +91,7 @@ async def test_the_path_names_the_model_if_the_body_does_not(client, service, sc
     path = "/v1/retrieval/nv/other/reranking"
     assert "`nv/other`" in (await refused(client, path, body, 404))["message"]
     both = await refused(client, path, {**body, "model": "nv/embed"})
-    assert both["message"].startswith("The path names the model `nv/other`, the body `nv/embed`")
+    assert both["message"].startswith("The path names the model `nv/other`, but the body names `nv/embed`")
     path = "/v1/retrieval/nv/embed/reranking/"
     assert (await post(client, path, **body, model="nv/embed", top_k=2))["rankings"][1]["index"] == 2
 

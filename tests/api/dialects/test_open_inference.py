@@ -79,18 +79,26 @@ async def test_long_texts_are_refused_or_truncated_as_the_parameters_say(client)
     ("body", "status", "said"),
     [
         ({"inputs": []}, 400, "inputs is empty"),
-        ({"inputs": [tensor("a"), tensor("b")]}, 400, "inputs must be tensors with different names"),
-        ({"inputs": [tensor("a", name="x"), tensor("b", name="y")]}, 400, "The inputs must be text, not x, y."),
-        ({"inputs": [tensor("a", shape=[2])]}, 400, "The shape of `text` is [2]; its data: 1 texts."),
-        ({"inputs": [tensor("a", shape=[1] * 9)]}, 400, "The shape of `text` is"),
+        ({"inputs": [tensor("a"), tensor("b")]}, 400, "inputs has two tensors of the same name."),
+        ({"inputs": [tensor("a", name="x"), tensor("b", name="y")]}, 400, "inputs must be named text, not x, y."),
+        ({"inputs": [tensor("a", shape=[2])]}, 400, "inputs: the shape of `text` is [2], but its data has 1 texts."),
+        ({"inputs": [tensor("a", shape=[1] * 9)]}, 400, "the shape of `text` is"),
         ({"inputs": [tensor("a", shape=[-1])]}, 400, "shape"),
         ({"inputs": [tensor(5)]}, 400, "data"),
         ({"inputs": [{**tensor("a"), "datatype": "FP32"}]}, 400, "datatype"),
         ({"inputs": [tensor()]}, 400, "inputs is empty"),
-        ({"inputs": [tensor("a")], "outputs": [{"name": "score"}]}, 400, "The only output of this model is embedding."),
+        (
+            {"inputs": [tensor("a")], "outputs": [{"name": "score"}]},
+            400,
+            "outputs must be embedding, this model's only output.",
+        ),
         ({"inputs": [tensor("a")], "outputs": [{"name": "other"}]}, 400, "name"),
         ({"inputs": [tensor("a")], "parameters": {"truncate": "maybe"}}, 400, "truncate"),
-        ({"inputs": [tensor("a")], "model": "other"}, 400, "The path names the model `org/minilm`, the body `other`"),
+        (
+            {"inputs": [tensor("a")], "model": "other"},
+            400,
+            "The path names the model `org/minilm`, but the body names `other`",
+        ),
     ],
 )
 async def test_errors_are_strings_that_name_what_is_wrong(client, scripted, body, status, said):
@@ -127,7 +135,7 @@ async def test_a_model_s_tensors_are_described(client, service):
     assert [given["name"] for given in model["inputs"]] == ["query", "documents"]
     assert model["outputs"] == [{"name": "score", "datatype": "FP32", "shape": [-1]}]
     become(service, LateInteraction())
-    assert "This route is for embeddings, labels and scores of pairs." in (await described())["error"]
+    assert "This route cannot use the model, which supports score and token_embed." in (await described())["error"]
 
 
 async def test_whether_a_model_is_loaded_is_told(client, service):

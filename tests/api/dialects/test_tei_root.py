@@ -78,7 +78,7 @@ async def test_a_judge_of_pairs_classifies_inputs(config):
 async def test_a_model_that_only_ranks_says_what_it_needs(config):
     async with serving(config, Judge(), labels=1) as served:
         assert await served.refused("/", inputs="hello") == (422, "Validation")
-        assert "query and texts" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
+        assert "`query` and `texts`" in (await served.http.post("/", json={"inputs": "hello"})).json()["error"]
 
 
 @each(

@@ -84,7 +84,7 @@ async def test_a_model_is_asked_for_what_it_is_made_for(client, service, spec, t
 
 async def test_a_model_that_only_scores_has_nothing_to_pool(client, service):
     serve_as(service, Judge())
-    assert "it can: score" in (await refused(client, "/pooling", {"input": "hello"}))["message"]
+    assert "which supports score." in (await refused(client, "/pooling", {"input": "hello"}))["message"]
 
 
 async def test_several_tasks_come_from_one_forward_pass(client, scripted):
@@ -101,7 +101,8 @@ async def test_one_task_in_a_list_is_named_all_the_same(client):
 async def test_one_task_of_several_that_the_model_cannot_do_is_400(client, service, scripted):
     serve_as(service, LateInteraction())
     error = await refused(client, "/pooling", input="hello", tasks=["token_embed", "embed"])
-    assert "Unsupported task: 'embed' Supported tasks: ['score', 'token_embed']" in error["message"]
+    assert error["message"].startswith("Unsupported task: 'embed'. Supported tasks of `")
+    assert error["message"].endswith("`: score, token_embed.")
     assert scripted.batches == []
 
 

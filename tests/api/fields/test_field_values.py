@@ -124,7 +124,7 @@ async def test_an_unknown_input_type_is_refused_with_all_that_are_known(client, 
         error = await refused(client, path, {**body, param: unknown, "prompt_name": None})
         assert error["param"] == param
         assert error["message"].startswith(f"{param} must be one of ")
-        assert error["message"].endswith(f'; not "{unknown}".')
+        assert error["message"].endswith(f", not '{unknown}'.")
         assert all(name in error["message"] for name in (*known, *PROMPTS))
 
 
@@ -136,11 +136,15 @@ async def test_a_refusal_says_what_was_sent_but_for_the_texts_in_it(client, serv
             {**EMBED, "return_multivector": True},
             "return_multivector must be false or null, not true:",
         ),
-        ("/rerank", {**RERANK, "rank_fields": ["title"]}, 'rank_fields must be ["text"] or [] or null, not a list:'),
+        ("/rerank", {**RERANK, "rank_fields": ["title"]}, 'rank_fields must be ["text"], [] or null, not a list:'),
         ("/rerank", {**RERANK, "max_chunks_per_doc": 10}, "max_chunks_per_doc must be 1 or null, not 10:"),
-        ("/v1/classify", {"inputs": ["a"], "preset": "mine"}, 'preset must be "" or null, not "mine":'),
+        ("/v1/classify", {"inputs": ["a"], "preset": "mine"}, "preset must be '' or null, not 'mine':"),
         ("/v1/classify", {"inputs": ["a"], "examples": [{"text": "x"}]}, "examples must be [] or null, not a list:"),
-        ("/score", {"text_1": "a", "text_2": "b", "queries": "private"}, "queries must be left out, not a string:"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "queries": "private"},
+            "Leave out `queries`: it cannot be sent with text_1 and text_2.",
+        ),
     ]:
         assert message in (await refused(client, path, body))["message"]
 

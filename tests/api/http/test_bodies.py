@@ -85,7 +85,7 @@ def is_refused(body: str, inputs: int = 10) -> bool:
     try:
         refuse_many_values((body + " " * COUNTED_FROM).encode(), inputs, 1000)
     except InvalidRequestError as refusal:
-        return f"{inputs} inputs. Send fewer" in str(refusal)
+        return f"the limit for {inputs} inputs" in str(refusal)
     return False
 
 

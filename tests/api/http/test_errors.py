@@ -1,11 +1,13 @@
 """Errors of requests, over a real socket: their shape and messages; nothing crashes, and the next one is answered."""
 
+import json
+
 import httpx
 import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import Everything, Judge, LateInteraction, ids_of, serve_as
+from tests.api.scripted_models import LONG, Everything, Judge, LateInteraction, ids_of, serve_as
 from tests.conftest import assert_idle
 from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
@@ -48,14 +50,17 @@ async def test_bad_input_is_400_in_the_dialect_s_shape(client, service, body, pa
     await assert_still_serving(client, service)
 
 
-TOO_LONG = "This model's maximum context length is 64 tokens. However, an input has "
+TOO_LONG = "tokens. This model's maximum context length is 64 tokens. "
 
 MESSAGES = {
     "an unknown encoding": (
         b'{"input": "a", "encoding_format": "hex"}',
-        ": it should be 'float', 'base64', 'bytes' or 'bytes_only' (literal_error)",
+        "encoding_format must be 'float', 'base64', 'bytes' or 'bytes_only', not 'hex'.",
     ),
-    "neither side": (b'{"input": "a", "truncation_side": "top"}', ": it should be 'left' or 'right' (literal_error)"),
+    "neither side": (
+        b'{"input": "a", "truncation_side": "top"}',
+        "truncation_side must be 'left' or 'right', not 'top'.",
+    ),
     "no body": (b"", "The body is empty; it must be a JSON object."),
     "blanks": (b" \n\t ", "The body is empty; it must be a JSON object."),
     "half a body": (b'{"input": "hello', "The body is not valid JSON: it ends in the middle of a value."),
@@ -63,17 +68,17 @@ MESSAGES = {
     "a byte order mark and no more": (b"\xef\xbb\xbf", "The body is empty; it must be a JSON object."),
     "too many inputs": (
         b'{"input": [' + b'"a",' * 2048 + b'"a"]}',
-        "2049 inputs are more than the 2048 that a request may have (--max-inputs-per-request).",
+        "input has 2049 inputs; the limit is 2048 (--max-inputs-per-request).",
     ),
     "a wide truncation": (
         b'{"input": "a", "truncate_prompt_tokens": 65}',
-        "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+        "is greater than max_model_len. Please request a smaller truncation size.",
     ),
     "another model": (b'{"input": "a", "model": "b"}', "The model `b` does not exist. This server has: "),
     "ids of another vocabulary": (b'{"input": [[100257]]}', "check_embedding_ctx_length=False"),
-    "65 ids": (b'{"input": [' + b"7," * 64 + b"7]}", f"{TOO_LONG}65"),
-    "65 tokens": (b'{"input": "' + b"hello " * 63 + b'"}', f"{TOO_LONG}65"),
-    "a long text": (b'{"input": "' + b"hello " * 100_000 + b'"}', f"{TOO_LONG}more than"),
+    "65 ids": (b'{"input": [' + b"7," * 64 + b"7]}", f"input has 65 {TOO_LONG}"),
+    "65 tokens": (b'{"input": "' + b"hello " * 63 + b'"}', f"input has 65 {TOO_LONG}"),
+    "a long text": (b'{"input": "' + b"hello " * 100_000 + b'"}', TOO_LONG),
     "a text to reduce": (b'{"input": "' + b"hello " * 63 + b'"}', "Please reduce the length of the input"),
 }
 
@@ -161,7 +166,7 @@ def overflow(batch: Batch) -> CopiedBatch:
     return CopiedBatch([tuple(output(request, param) for param in request.params) for request in batch.requests])
 
 
-@each(
+NAMED = (
     ("spec", "path", "body", "place"),
     [
         (Everything(), "/v1/embeddings", {"input": ["w1", "w2", UNLUCKY, *["w4"] * 40]}, "input[2]"),
@@ -172,11 +177,28 @@ def overflow(batch: Batch) -> CopiedBatch:
         (Everything(), "/v1/rerank", {"query": UNLUCKY, "documents": ["w1", "w2"]}, "query"),
         (Everything(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
         (Everything(), "/score", {"text_1": ["w1", UNLUCKY], "text_2": ["w1", "w2"]}, "text_1[1]"),
-        (Judge(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
+        (Judge(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1] with its query"),
         (LateInteraction(), "/v1/rerank", {"query": UNLUCKY, "documents": ["w1", "w2"]}, "query"),
         (LateInteraction(), "/v1/rerank", {"query": "w1", "documents": ["w1", UNLUCKY]}, "documents[1]"),
     ],
 )
+"""Requests with an input at fault, and its place."""
+
+
+@each(*NAMED)
+async def test_an_input_that_is_too_long_is_named(client, service, spec, path, body, place):
+    serve_as(service, spec, prompts={"document": ""})
+    sent = {
+        **body,
+        **({"truncate": False} if path == "/embed" else {"truncate": "NONE"} if path == "/v2/embed" else {}),
+    }
+    answer = await client.post(path, content=json.dumps(sent).replace(UNLUCKY, LONG), headers=JSON)
+    assert answer.status_code == (422 if path == "/embed" else 400)
+    assert f'"{place} has 10' in answer.text
+    assert_idle(service)
+
+
+@each(*NAMED)
 async def test_an_input_whose_output_is_not_finite_is_named(client, service, scripted, spec, path, body, place):
     serve_as(service, spec, prompts={"document": ""})
     scripted.on_launch = overflow

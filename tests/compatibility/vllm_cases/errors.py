@@ -60,13 +60,13 @@ LENGTHS = (
 )
 
 VALUES = (
-    embed('`encoding_format: "hex"`', "literal_error", input=SENTENCE, encoding_format="hex"),
-    embed('`embed_dtype: "int4"`', "literal_error", input=SENTENCE, embed_dtype="int4"),
-    embed('`endianness: "middle"`', "literal_error", input=SENTENCE, endianness="middle"),
-    embed('`truncation_side: "middle"`', "literal_error", input=SENTENCE, truncation_side="middle"),
-    embed('`padding: "longest"`', "literal_error", input=SENTENCE, padding="longest"),
-    pool('`task: "foo"`', "embedding", "literal_error", task="foo"),
-    pool('`encoding_format: "hex"`', "token classifier", "literal_error", encoding_format="hex"),
+    embed('`encoding_format: "hex"`', "encoding_format", input=SENTENCE, encoding_format="hex"),
+    embed('`embed_dtype: "int4"`', "embed_dtype", input=SENTENCE, embed_dtype="int4"),
+    embed('`endianness: "middle"`', "endianness", input=SENTENCE, endianness="middle"),
+    embed('`truncation_side: "middle"`', "truncation_side", input=SENTENCE, truncation_side="middle"),
+    embed('`padding: "longest"`', "padding", input=SENTENCE, padding="longest"),
+    pool('`task: "foo"`', "embedding", "task", task="foo"),
+    pool('`encoding_format: "hex"`', "token classifier", "encoding_format", encoding_format="hex"),
     embed(
         "`encoding_format: null`",
         input=SENTENCE,

@@ -235,11 +235,11 @@ async def test_a_template_that_fills_the_memory_takes_only_its_process_along():
 @check
 async def an_output_past_its_bound_is_refused_where_it_is_made(to: ChatTemplates) -> None:
     assert await render(to, "{{ 'x' * 1000 }}", most=1000) == "x" * 1000
-    assert "makes 1001 characters of this conversation; at most 1000" in str(
+    assert "makes 1001 characters of this conversation; the limit is 1000" in str(
         await refusal(to, "{{ 'x' * 1001 }}", most=1000)
     )
     endless = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
-    assert "at most 1000" in str(await refusal(to, endless, most=1000))
+    assert "the limit is 1000" in str(await refusal(to, endless, most=1000))
 
 
 @pytest.mark.slow

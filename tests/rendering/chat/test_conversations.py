@@ -152,7 +152,7 @@ async def test_a_conversation_is_cut_or_refused_as_a_text_is(tmp_path):
         await refusal(renderer, says(("user", "")), "no tokens")
         await refusal(renderer, says(), error=EmptyInputError)
         most = renderer.conversations.max_characters
-        await refusal(renderer, says(("user", "x" * (most + 1))), f"at most {most}", right)
+        await refusal(renderer, says(("user", "x" * (most + 1))), f"the limit is {most}", right)
 
 
 async def test_texts_that_make_one_input_are_a_line_each(tmp_path):
@@ -224,7 +224,7 @@ async def test_an_image_alone_is_read_by_itself_where_the_model_does_that(folder
     async with rendering(folder, **reads_images(loader, alone_has_a_form=True)) as renderer:
         assert (await renderer.render(alone, RenderingParams())).images.tokens == (4,)
         both = ContentPrompt((ImagePart("tokens:4"), TextPart("look")))
-        await refusal(renderer, both, "a text or an image", RenderingParams())
+        await refusal(renderer, both, "one text or one image", RenderingParams())
 
 
 async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder, loader):

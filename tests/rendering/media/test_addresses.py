@@ -166,6 +166,6 @@ async def test_slow_names_of_one_client_leave_look_ups_to_others_even_once_it_ha
 async def test_a_look_up_that_takes_too_long_is_the_same_error_for_all(slow: Resolver):
     await leave_look_ups(slow, MAX_CONCURRENT_LOOK_UPS, 2, MAX_CONCURRENT_LOOK_UPS)
     fetching = ImageFetcher(Offload(), 10, 0.1, networks=[ip_network("127.0.0.1")], resolver=slow)
-    with pytest.raises(MediaError, match=r"^An image did not arrive within 0\.1 s\.$"):
+    with pytest.raises(MediaError, match=r"^The image did not arrive within 0\.1 s\.$"):
         await fetching.fetch("http://name.slow.test/", Reservation(MemoryBudget(), Client()))
     assert (fetching.turns.statistics().borrowed, slow.turns.statistics().waiting) == (0, 0)

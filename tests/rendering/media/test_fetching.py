@@ -30,8 +30,8 @@ IMAGE = encoded()
 LIMIT = 10_000
 FOREVER = 60.0
 ANY_ADDRESS = (ip_network("0.0.0.0/0"), ip_network("::/0"))
-BROKE = "The connection to the server of an image broke."
-NO_ADDRESS = "The host of an image has no address that images are fetched from."
+BROKE = "The connection to the server of the image broke."
+NO_ADDRESS = "The host of the image has no address that the server may fetch images from."
 
 
 def fetcher(**options) -> ImageFetcher:
@@ -106,7 +106,7 @@ async def test_redirects_are_followed_up_to_a_limit():
     answers = {f"/{n}": redirects(f"/{n - 1}", status) for n, status in enumerate([*REDIRECTS, *REDIRECTS], 1)}
     async with serving({**answers, "/0": says(IMAGE), "/self": redirects("/self")}) as server:
         assert await fetched(fetcher(), server.url(f"/{MAX_REDIRECTS}")) == IMAGE
-        assert "more than 5 redirects" in await refused(fetcher(), server.url(f"/{MAX_REDIRECTS + 1}"))
+        assert "redirects more than 5 times" in await refused(fetcher(), server.url(f"/{MAX_REDIRECTS + 1}"))
         before = len(server.heads)
         assert "redirects" in await refused(fetcher(), server.url("/self"))
         assert len(server.heads) == before + MAX_REDIRECTS + 1
@@ -131,7 +131,7 @@ SLOW = {
 async def test_a_slow_server_is_left_at_the_time_limit(answer):
     async with serving({"/": answer}) as server:
         told = await refused(fetcher(timeout_s=0.3, max_bytes=10**9), server.url("/"))
-        assert told in ("An image did not arrive within 0.3 s.", BROKE)
+        assert told in ("The image did not arrive within 0.3 s.", BROKE)
 
 
 async def test_the_time_limit_is_for_all_redirects_together():
@@ -229,7 +229,10 @@ STATUSES = ("404 Not Found", "500 Oops", "204 No Content", "206 Partial Content"
 ELSEWHERE = ("file:///etc/passwd", "data:,a", "ftp://127.0.0.1/", "http://a:b/", "gopher:a", "/" * 8193)
 NO_IMAGES = {
     **{name: (raw(content), BROKE) for name, content in BROKEN.items()},
-    **{status: (says(b"", status=status), f"The server of an image answers {status[:3]}.") for status in STATUSES},
+    **{
+        status: (says(b"", status=status), f"The server of the image responded with {status[:3]}.")
+        for status in STATUSES
+    },
     **{f"a redirect to {place[:9]}": (redirects(place), "not followed") for place in ELSEWHERE},
     **{
         f"in {coding}": (says(BOMB, f"Content-Encoding: {coding}"), "compressed")
@@ -245,7 +248,7 @@ async def test_what_is_no_answer_with_an_image_is_refused(answer, told):
     async with serving({"/": answer}) as server:
         assert told in await refused(fetcher(), server.url("/"))
     # Nobody listens at its port any longer.
-    assert await refused(fetcher(), server.url("/")) == "The server of an image cannot be reached."
+    assert await refused(fetcher(), server.url("/")) == "The server of the image cannot be reached."
 
 
 # -- floods -----------------------------------------------------------------------------------------------

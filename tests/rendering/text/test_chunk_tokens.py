@@ -165,5 +165,5 @@ def test_special_tokens_that_the_text_has_are_its_own():
 
 def test_tokenizers_without_positions_refuse():
     renderer = TextRenderer(TokenizerPool(SlowTokenizer(ByT5Tokenizer()), 1), max_model_len=64, vocab_size=1000)
-    with pytest.raises(InvalidRequestError, match="this model's tokenizer does not give"):
+    with pytest.raises(InvalidRequestError, match="this model's tokenizer does not return"):
         renderer.render(ChunkedPrompt("one", ((0, 3),)), RenderingParams())

@@ -74,10 +74,8 @@ def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:
     for needed, path in PATHS:
         if needed <= fields.keys():
             return _path_of_inputs(fields, service) if path == "/" else path
-    needed_fields = ", or ".join(" and ".join(sorted(needed)) for needed, _ in PATHS)
-    raise InvalidRequestError(
-        f"Cannot find a suitable handler for the request: it needs {', or '.join(INPUT_FIELDS)}, or {needed_fields}."
-    )
+    choices = ", ".join([*INPUT_FIELDS, *(" + ".join(sorted(needed)) for needed, _ in PATHS)])
+    raise InvalidRequestError(f"Cannot find a suitable handler for the request. Send one of: {choices}.")
 
 
 def _path_of_inputs(fields: Mapping[str, msgspec.Raw], service: Service) -> str:

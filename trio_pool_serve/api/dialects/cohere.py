@@ -36,7 +36,7 @@ from trio_pool_serve.api.fields.ranking import (
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, pool
@@ -105,12 +105,16 @@ class EmbedRequest(WireRequest):
         given: dict[str, Sequence[object] | None] = {"texts": self.texts, "images": self.images, "inputs": self.inputs}
         present = [name for name, inputs in given.items() if inputs]
         if len(present) > 1:
-            raise InvalidRequestError(f"{' and '.join(present)} exclude each other.", param=present[-1])
+            raise InvalidRequestError(
+                f"Send only one of {listed([f'`{name}`' for name in present], 'and')}.", param=present[-1]
+            )
         if not present:
-            param = next((name for name in reversed(given) if given[name] is not None), "texts")
-            raise EmptyInputError(f"There is nothing to embed: {param} is empty.", param=param)
+            param = next((name for name in reversed(given) if given[name] is not None), None)
+            raise MissingFieldError(*given) if param is None else EmptyInputError(f"{param} is empty.", param=param)
         if self.input_type == "image" and self.texts:
-            raise InvalidRequestError("Images are given as images or inputs, not as texts.", param="input_type")
+            raise InvalidRequestError(
+                "Send images in `images` or `inputs`: input_type is 'image', but texts has texts.", param="input_type"
+            )
         require_few(len(given[present[0]] or ()), network, param=present[0])
         if self.images:
             return image_prompts(self.images, network, param="images")

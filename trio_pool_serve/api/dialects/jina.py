@@ -56,14 +56,14 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
-            raise InvalidRequestError("embedding_type must name one type.", param="embedding_type")
+            raise InvalidRequestError("embedding_type must be one type, not several.", param="embedding_type")
         if self.embedding_type is not None:
-            refuse_given(self, ("embed_dtype",), "is chosen by embedding_type here: give one of the two")
+            refuse_given(self, ("embed_dtype",), "means the same as embedding_type here: send one of the two")
         if self.encoding_format in ("bytes", "bytes_only"):
-            refuse_given(self, ("embedding_type",), "is for JSON, and encoding_format asks for bytes")
+            refuse_given(self, ("embedding_type",), "is for JSON, but encoding_format asks for bytes")
         wire = self
         if isinstance(self.truncate, str):
-            refuse_given(self, ("truncation_side",), "is chosen by truncate here: give one of the two")
+            refuse_given(self, ("truncation_side",), "means the same as truncate here: send one of the two")
             side: TruncationSide = "left" if self.truncate == "START" else "right"
             wire = evolve(self, truncate=self.truncate != "NONE", truncation_side=side)
         job = EmbeddingsRequest.job(wire, network)

@@ -16,7 +16,7 @@ from trio_pool_serve.api.fields.field_values import WireRequest, require_some
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, listed
 from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
@@ -47,7 +47,7 @@ class InputTensor:
         require_some(flat, network, param="inputs")
         if len(self.shape) > MAX_SHAPE or math.prod(self.shape) != len(flat):
             raise InvalidRequestError(
-                f"The shape of `{self.name}` is {self.shape[:MAX_SHAPE]}; its data: {len(flat)} texts.",
+                f"inputs: the shape of `{self.name}` is {self.shape[:MAX_SHAPE]}, but its data has {len(flat)} texts.",
                 param="inputs",
             )
         return flat
@@ -81,7 +81,7 @@ class InferRequest(WireRequest):
         require_some(self.inputs, network, param="inputs")
         texts = {tensor.name: tensor.texts(network) for tensor in self.inputs}
         if len(texts) < len(self.inputs):
-            raise InvalidRequestError("inputs must be tensors with different names.", param="inputs")
+            raise InvalidRequestError("inputs has two tensors of the same name.", param="inputs")
         return texts
 
     @property
@@ -119,7 +119,7 @@ def tensors_of(spec: ModelSpec) -> tuple[Sequence[str], OutputName]:
     if "classify" in spec.tasks:
         return ("text",), "probabilities"
     raise InvalidRequestError(
-        f"This route is for embeddings, labels and scores of pairs. Supported tasks: {sorted(spec.tasks)}.",
+        f"This route cannot use the model, which supports {listed(sorted(spec.tasks), 'and')}.",
         param="inputs",
     )
 
@@ -129,11 +129,13 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
     wire, texts = call.wire, call.job
     names, output = tensors_of(call.model.folder.spec)
     if any(wanted.name != output for wanted in wire.outputs or ()):
-        raise InvalidRequestError(f"The only output of this model is {output}.", param="outputs")
+        raise InvalidRequestError(f"outputs must be {output}, this model's only output.", param="outputs")
     if len(names) == 1 == len(texts):
         names = list(texts)  # by any name
     if set(names) != set(texts):
-        raise InvalidRequestError(f"The inputs must be {' and '.join(names)}, not {', '.join(texts)}.", param="inputs")
+        raise InvalidRequestError(
+            f"inputs must be named {' and '.join(names)}, not {', '.join(texts)}.", param="inputs"
+        )
     if output == "score":
         queries, documents = (texts[name] for name in names)
         scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params)

@@ -58,7 +58,7 @@ class EmbeddingsRequest(InputFields):
     normalize: bool | None = None
     stream: bool | None = None
     late_chunking: bool | None = None
-    late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without any params")
+    late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without parameters")
     chunks: list[Chunk] | None = None
     modality: Literal["text", "image"] | None = None
     """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""
@@ -89,7 +89,7 @@ class EmbeddingsRequest(InputFields):
         prompts = self.prompts(network)
         if self.chunks is not None:
             if self.late_chunking:
-                raise InvalidRequestError("Give chunks or late_chunking, not both.", param="chunks")
+                raise InvalidRequestError("Send `chunks` or `late_chunking`, not both.", param="chunks")
             return [document_with_chunks(prompts, self.chunks, network)]
         return [document_of_chunks(prompts)] if self.late_chunking else prompts
 
@@ -103,10 +103,12 @@ def document_of_chunks(prompts: Sequence[Prompt]) -> ChunkedPrompt:
     texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
     if len(texts) < len(prompts):
         raise InvalidRequestError(
-            "late_chunking is for texts in input: they are the chunks of one document.", param="late_chunking"
+            "input must be a list of texts with late_chunking: the chunks of one document.", param="late_chunking"
         )
     if "" in texts:
-        raise EmptyInputError(f"Chunk {texts.index('')} is empty.", param="input")
+        raise EmptyInputError(
+            f"input[{texts.index('')}] is empty; with late_chunking, each text is a chunk.", param="input"
+        )
     return ChunkedPrompt("".join(texts), tuple(pairwise(accumulate(map(len, texts), initial=0))))
 
 
@@ -117,16 +119,14 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], net
     """
     document = prompts[0]
     if len(prompts) != 1 or not isinstance(document, TextPrompt):
-        raise InvalidRequestError("chunks is for one text in input, the document.", param="chunks")
+        raise InvalidRequestError("input must be one text with chunks: the document.", param="chunks")
     if not chunks:
         raise EmptyInputError("chunks is empty.", param="chunks")
     require_few(len(chunks), network, param="chunks", what="chunks")
     for number, (begin, end) in enumerate(chunks):
         if not begin < end <= len(document.text):
-            problem = f"behind the {len(document.text)} characters of the text" if begin < end else "empty"
-            raise InvalidRequestError(
-                f"Chunk {number}, characters {begin} to {end}, is {problem} - at `$.chunks[{number}]`", param="chunks"
-            )
+            problem = f"the text has {len(document.text)} characters" if begin < end else f"it begins at {begin}"
+            raise InvalidRequestError(f"chunks[{number}] ends at {end}, but {problem}.", param="chunks")
     return ChunkedPrompt(document.text, tuple(chunks))
 
 

@@ -59,7 +59,9 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if self.output_dtype is not None:
-            refuse_given(self, ("embed_dtype", "embedding_type"), "is chosen by output_dtype here: give one of the two")
+            refuse_given(
+                self, ("embed_dtype", "embedding_type"), "means the same as output_dtype here: send one of the two"
+            )
         the_same(self, "input_type", "task")
         job = super().job(network)
         input_params = job.input_params

@@ -14,7 +14,7 @@ from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
-from trio_pool_serve.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, Place
 from trio_pool_serve.tasks.pool import (
     Pooled,
     PooledRow,
@@ -94,7 +94,9 @@ async def pool_limited(call: Call[Any, PoolJob], job: PoolJob, limit: int | None
     pooled = await pool(call.model, job, call.context)
     for index, tokens in enumerate(pooled.tokens):
         if limit is not None and tokens > limit:
-            raise ContextLengthError(f"Text {index} has {tokens} tokens, more than {name}, {limit}.")
+            error = ContextLengthError(f"An input has {tokens} tokens; the limit is {limit} ({name}).", field="prompts")
+            error.place = Place("prompts", index if len(pooled.tokens) > 1 else None)
+            raise error
     return pooled
 
 
@@ -167,7 +169,7 @@ def encode_bytes(
     metadata = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
         raise InvalidRequestError(
-            f"The metadata of {len(vectors)} vectors does not fit into a header; use bytes_only.",
+            f"encoding_format must be 'bytes_only' for {len(vectors)} vectors: a header cannot hold their metadata.",
             param="encoding_format",
         )
     return response.with_headers({"metadata": metadata})
@@ -180,7 +182,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     in the shape of an error body.
     """
     if encoding.format in ("bytes", "bytes_only"):
-        raise InvalidRequestError("A stream is of JSON: use float or base64.", param="encoding_format")
+        raise InvalidRequestError("encoding_format must be 'float' or 'base64' with stream.", param="encoding_format")
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow) -> None:

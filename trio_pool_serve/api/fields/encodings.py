@@ -111,7 +111,8 @@ class VectorEncoding:
             )
         if self.format == "bytes" and rows > MAX_METADATA_ROWS:
             raise InvalidRequestError(
-                f"The metadata of {rows} vectors does not fit into a header; use bytes_only.", param="encoding_format"
+                f"encoding_format must be 'bytes_only' for {rows} vectors: a header cannot hold their metadata.",
+                param="encoding_format",
             )
 
     @property

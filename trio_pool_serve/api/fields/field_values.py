@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, listed
 from trio_pool_serve.tasks.input_params import InputParams
 
 INT32 = {"ge": -(2**31), "le": 2**31 - 1}
@@ -65,8 +65,7 @@ def require_few(count: int, network: NetworkConfig, *, param: str, what: str = "
     """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
     if count > network.max_inputs_per_request:
         raise InvalidRequestError(
-            f"{count} {what} are more than the {network.max_inputs_per_request} that a request may have "
-            "(--max-inputs-per-request).",
+            f"{param} has {count} {what}; the limit is {network.max_inputs_per_request} (--max-inputs-per-request).",
             param=param,
         )
 
@@ -83,11 +82,10 @@ def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
 
     def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None and value not in accepted:
-            choices = " or ".join(map(quoted, (*accepted, None)))
+            choices = listed([*map(quoted, (*accepted, None))])
             sent = quoted(value) if isinstance(value, str) else _sent(value)
-            raise InvalidRequestError(
-                f"{attribute.name} must be {choices}, not {sent}: {because}.", param=attribute.name
-            )
+            wanted = f"{attribute.name} must be {choices}, not {sent}" if accepted else f"Leave out `{attribute.name}`"
+            raise InvalidRequestError(f"{wanted}: {because}.", param=attribute.name)
 
     return attrs.field(default=None, validator=refuse, metadata={"because": because, "accepted": accepted})
 
@@ -97,7 +95,7 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
     for name in names:
         value = getattr(wire, name)
         if value is not None and value is not False:
-            raise InvalidRequestError(f"{name} must be left out, not {_sent(value)}: it {because}.", param=name)
+            raise InvalidRequestError(f"Leave out `{name}`: it {because}.", param=name)
 
 
 def the_same(wire: object, *names: str) -> Any:
@@ -106,14 +104,14 @@ def the_same(wire: object, *names: str) -> Any:
     first = next(iter(given.values()), None)
     if any(value != first for value in given.values()):
         values = " and ".join(f"{name} is {quoted(value)}" for name, value in given.items())
-        raise InvalidRequestError(f"These fields mean the same, and differ: {values}.", param=list(given)[-1])
+        raise InvalidRequestError(f"These fields mean the same, but differ: {values}.", param=list(given)[-1])
     return first
 
 
 def with_truncation(params: InputParams, wire: object, *, truncates: bool | None) -> InputParams:
     """Return input params that refuse texts that are too long, or truncate them. Raises ``InvalidRequestError``."""
     if truncates is False:
-        refuse_given(wire, ("truncate_prompt_tokens",), "truncates, and truncation is turned off")
+        refuse_given(wire, ("truncate_prompt_tokens",), "truncates, but truncation is turned off")
         return attrs.evolve(params, refuses_longer=True)
     return attrs.evolve(params, truncate_to=-1) if truncates and params.truncate_to is None else params
 
@@ -134,5 +132,5 @@ def _sent(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as errors quote it: the beginning of its JSON."""
-    return msgspec.json.encode(value).decode()[:100]
+    """Return the beginning of a value as errors quote it: a text in single quotes, anything else as JSON."""
+    return repr(value)[:100] if isinstance(value, str) else msgspec.json.encode(value).decode()[:100]

@@ -18,7 +18,7 @@ from trio_pool_serve.api.fields.messages import ConversationFields, WireContent,
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, field_of, listed
 from trio_pool_serve.models.files.task_adapters import of_task
 from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
@@ -44,12 +44,12 @@ class InputObject:
         Raises ``InvalidRequestError`` if it is empty, or part of it a message.
         """
         if self.role is not None or self.content is not None:
-            raise InvalidRequestError(f"An input is a message, others are not - at `$.{place}`", param=field_of(place))
+            raise InvalidRequestError(f"{place} is a message, but other inputs are not.", param=field_of(place))
         if self.image is not None:
             parts = () if self.text is None else (TextPart(self.text),)
             return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))
         if self.text is None:
-            raise InvalidRequestError("An input has neither a text nor an image.", param=field_of(place))
+            raise InvalidRequestError(f"{place} has neither a text nor an image.", param=field_of(place))
         return TextPrompt(self.text)
 
 
@@ -135,19 +135,19 @@ class InputFields(ConversationFields, RequestOptions):
 def _message(item: object) -> WireMessage:
     if isinstance(item, InputObject) and item.role is not None:
         if item.text is not None or item.image is not None:
-            raise InvalidRequestError("A message has its texts and images in its content.", param="input")
+            raise InvalidRequestError("input has a message with a text or an image outside `content`.", param="input")
         return WireMessage(role=item.role, content=item.content)
-    raise InvalidRequestError("input mixes messages and other inputs.", param="input")
+    raise InvalidRequestError("input mixes messages and other inputs; send one or the other.", param="input")
 
 
 def the_one_given(**fields: object) -> str:
     """Return the name of the only field that is not null. Raises ``InvalidRequestError``."""
     given = [name for name, value in fields.items() if value is not None]
     if len(given) != 1:
-        names = ", ".join(fields)
-        raise InvalidRequestError(
-            f"Give one of {names}; {' and '.join(given) or 'none'} is there.", param=next(iter(fields))
+        several = InvalidRequestError(
+            f"Send only one of {listed([f'`{name}`' for name in given], 'and')}.", param=next(iter(fields))
         )
+        raise several if given else MissingFieldError(*fields)
     return given[0]
 
 
@@ -163,24 +163,24 @@ def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = 
     if kinds == {int}:
         return [_tokens_prompt(given, param)]
     if len(kinds) > 1 and kinds != {str, InputObject}:
-        raise InvalidRequestError(f"{param} mixes token ids and other inputs.", param=param)
+        raise InvalidRequestError(f"{param} mixes token ids and other inputs; send one or the other.", param=param)
     require_few(len(given), network, param=param)
     if kinds == {list}:
-        return [_tokens_prompt(ids, param) for ids in given]
+        return [_tokens_prompt(ids, f"{param}[{index}]") for index, ids in enumerate(given)]
     return [
         TextPrompt(item) if isinstance(item, str) else item.prompt(place=f"{param}[{index}]")  # type: ignore[union-attr]
         for index, item in enumerate(given)
     ]
 
 
-def _tokens_prompt(ids: Any, param: str) -> TokensPrompt:
+def _tokens_prompt(ids: Any, place: str) -> TokensPrompt:
     if not ids:
-        raise EmptyInputError("An input has no tokens.", param=param)
+        raise EmptyInputError(f"{place} has no tokens.", param=field_of(place))
     try:
         return TokensPrompt(np.array(ids, dtype=np.int64))
     except TypeError:
         raise InvalidRequestError(
-            f"{param} has a list that is neither of token ids nor of messages.", param=param
+            f"{place} must be a list of token ids, or of messages.", param=field_of(place)
         ) from None
 
 
@@ -210,9 +210,8 @@ def with_input_type(
         return job
     prompts = model.folder.prompts
     if input_type not in {*INPUT_TYPES, *others, *prompts} and of_task(model.task_adapters, input_type) is None:
-        own = f", or a prompt of the model: {', '.join(sorted(prompts))}" if prompts else ""
-        known = ", ".join(sorted({*INPUT_TYPES, *others, *model.task_adapters}))
-        raise InvalidRequestError(f"{param} must be one of {known}{own}; not {quoted(input_type)}.", param=param)
+        known = listed(sorted({*INPUT_TYPES, *others, *model.task_adapters, *prompts}))
+        raise InvalidRequestError(f"{param} must be one of {known}, not {quoted(input_type)}.", param=param)
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None
     named = input_type if input_type in prompts and not chosen else input_params.prompt_name

@@ -6,9 +6,16 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.api.fields.field_values import WireRequest, refuse_given, refused, require_few, require_some
+from trio_pool_serve.api.fields.field_values import (
+    WireRequest,
+    quoted,
+    refuse_given,
+    refused,
+    require_few,
+    require_some,
+)
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of, in_units
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -26,7 +33,7 @@ LONGEST_SCHEME = 32
 def image_part(image: str, *, place: str) -> ImagePart:
     """Return the part for a URL of an image, or for its bytes in bare base64. Raises ``EmptyInputError``."""
     if not image:
-        raise EmptyInputError("An image is empty.", param=field_of(place))
+        raise EmptyInputError(f"{place} is empty.", param=field_of(place))
     return ImagePart(image if ":" in image[:LONGEST_SCHEME] else f"data:;base64,{image}", place)
 
 
@@ -38,7 +45,7 @@ def image_prompts(given: str | Sequence[object], network: NetworkConfig, *, para
     images = [given] if isinstance(given, str) else given
     require_some(images, network, param=param)
     if not all(isinstance(image, str) for image in images):
-        raise InvalidRequestError("Images are given as URLs, or as their bytes in base64.", param=param)
+        raise InvalidRequestError(f"{param} must be strings: URLs of images, or their bytes in base64.", param=param)
     return [
         ContentPrompt((image_part(str(image), place=param if images is not given else f"{param}[{index}]"),))
         for index, image in enumerate(images)
@@ -68,12 +75,12 @@ class ContentPart:
         name = {"input_text": "text", "input_image": "image_url"}.get(kind, kind)
         if name not in ("text", "image_url", "image_base64"):
             raise InvalidRequestError(
-                f"Parts of type {kind!r} are not supported; text, image_url and image_base64 are.",
+                f"{place}.type must be 'text', 'image_url' or 'image_base64', not {kind!r}.",
                 param=field_of(place),
             )
         value: str | ImageUrl | None = getattr(self, name)
         if value is None:
-            raise InvalidRequestError(f"A part of type {kind!r} has no {name}.", param=field_of(place))
+            raise InvalidRequestError(f"{place} has no `{name}`.", param=field_of(place))
         url = value.url if isinstance(value, ImageUrl) else value
         return TextPart(url) if name == "text" else image_part(url, place=place)
 
@@ -92,7 +99,7 @@ class ContentInput:
         param = field_of(place)
         parts = parts_of(self.content, f"{place}.content")
         if not parts:
-            raise EmptyInputError("An input has no text and no image.", param=param)
+            raise EmptyInputError(f"{place} has no text and no image.", param=param)
         require_few(len(parts), network, param=param, what="parts")
         return ContentPrompt(parts)
 
@@ -154,9 +161,11 @@ class ConversationFields(WireRequest):
         messages = [item for item in given if isinstance(item, WireMessage)]
         batch = [item for item in given if isinstance(item, list)]
         if messages and batch:
-            raise InvalidRequestError(f"{param} mixes messages and lists of messages.", param=param)
+            raise InvalidRequestError(
+                f"{param} mixes messages and lists of messages; send one or the other.", param=param
+            )
         if not all(batch):
-            raise EmptyInputError(f"A conversation in {param} is empty.", param=param)
+            raise EmptyInputError(f"{param}[{batch.index([])}] is empty.", param=param)
         conversations = {f"{param}[{index}]": each for index, each in enumerate(batch)} or {param: messages}
         require_few(sum(map(len, conversations.values())), network, param=param, what="messages")
         self._refuse_repeated(len(conversations))
@@ -172,8 +181,8 @@ class ConversationFields(WireRequest):
         nbytes = len(msgspec.json.encode(self.chat_template_kwargs)) * conversations
         if nbytes > MAX_REPEATED_BYTES:
             raise InvalidRequestError(
-                f"chat_template_kwargs for {conversations} conversations are {nbytes} bytes; at most "
-                f"{MAX_REPEATED_BYTES} are accepted. Send fewer conversations at a time.",
+                f"chat_template_kwargs for {conversations} conversations exceeds {in_units(MAX_REPEATED_BYTES)}. "
+                "Send fewer conversations at a time.",
                 param="chat_template_kwargs",
             )
 
@@ -185,7 +194,7 @@ class ConversationFields(WireRequest):
             return msgspec.convert(among, bool | None, strict=False) if field is None else field
         except msgspec.ValidationError as error:
             raise InvalidRequestError(
-                f"{name} is true or false, not {among!r}.", param="chat_template_kwargs"
+                f"chat_template_kwargs.{name} must be true or false, not {quoted(among)}.", param="chat_template_kwargs"
             ) from error
 
     def _prompt(self, messages: Sequence[WireMessage], place: str) -> ChatPrompt:

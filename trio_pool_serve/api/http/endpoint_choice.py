@@ -7,11 +7,12 @@ from typing import Any, TypeAlias
 import msgspec
 from attrs import evolve, fields_dict, frozen
 
-from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint
+from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
 from trio_pool_serve.api.http.json_body import cut_payloads, decode_json, find, refuse_many_values
+from trio_pool_serve.api.http.json_errors import READ_AGAIN
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError, PoolServeError
+from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, PoolServeError
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.named_models import NamedModels
 
@@ -76,6 +77,7 @@ def decode_body(
     A byte order mark is skipped. Token embeddings are looked for only if ``embeds``.
     """
     claimed_by = candidates[-1]
+    rest: Buffer | bytes = body
     wire = None
     try:
         if body[: len(codecs.BOM_UTF8)] == codecs.BOM_UTF8:
@@ -92,8 +94,16 @@ def decode_body(
         endpoint = claimed_by.endpoint
         wire = decode_json(rest, endpoint.wire, strict=network.strict_requests, cuts=cuts)
         return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
+    except MissingFieldError as error:
+        return DecodedBody(claimed_by, wire, error=error.beside(_unknown_fields(rest, claimed_by.endpoint)))
     except PoolServeError as error:
         return DecodedBody(claimed_by, wire, error=error)
+
+
+def _unknown_fields(body: Buffer | bytes, endpoint: Endpoint[Any, Any]) -> list[str]:
+    """Return the fields of a body that its endpoint does not have; none of a large body, which would take long."""
+    sent = decode_json(body, dict[str, msgspec.Raw]) if len(body) <= READ_AGAIN else {}
+    return [name for name in sent if name not in fields_dict(endpoint.wire)]
 
 
 def model_named_by(
@@ -106,7 +116,7 @@ def model_named_by(
     name = getattr(decoded.wire, "model", None) or in_path
     if in_path is not None and name != in_path:
         raise InvalidRequestError(
-            f"The path names the model `{in_path}`, the body `{name}`: leave out the body's.", param="model"
+            f"The path names the model `{in_path}`, but the body names `{name}`: leave out `model`.", param="model"
         )
     return models.without_suffix(name, decoded.claimed_by.endpoint.model_suffixes, among=among)
 
@@ -125,7 +135,7 @@ def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoi
     for name in sorted(claimed_by.foreign.intersection(fields)):
         if bytes(fields[name]) != b"null":
             raise InvalidRequestError(
-                f"{name} is not a field of {claimed_by.dialect.name}'s requests on this route: leave it out.",
+                f"Leave out `{name}`: {claimed_by.dialect.name} requests to this route have no such field.",
                 param=name,
             )
 
@@ -135,5 +145,4 @@ def _claimant(fields: Collection[str], candidates: Sequence[DialectEndpoint]) ->
         discriminators = candidate.endpoint.discriminators
         if not discriminators or not discriminators.isdisjoint(fields):
             return candidate
-    needed = " or ".join(sorted(set().union(*(candidate.endpoint.discriminators for candidate in candidates))))
-    raise InvalidRequestError(f"The body needs one of these fields: {needed}.")
+    raise MissingFieldError(*sorted(set().union(*(candidate.endpoint.discriminators for candidate in candidates))))

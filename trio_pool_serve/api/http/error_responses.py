@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.exceptions import HTTPException
 
 from trio_pool_serve import errors
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, WireError
@@ -64,7 +64,8 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
     if isinstance(error, errors.InvalidRequestError) and endpoint is not None:
         name_of = partial(endpoint.endpoint.name_of, wire=wire)
         message = error.message_with(name_of)
-        param = error.param if error.field is None else name_of(error.field)
+        field = error.place.field if error.place and error.field == "prompts" else error.field
+        param = error.param if field is None else name_of(field)
     if isinstance(error, errors.NotFiniteError) and endpoint is not None:
         message = error.message_with(partial(endpoint.endpoint.name_of, wire=wire))
     message = message.encode(errors="replace").decode()  # a chat template can raise lone surrogates
@@ -99,6 +100,4 @@ def error_response(error: Exception, request: HttpRequest, dialects: Sequence[Di
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, errors.MethodNotAllowedError):
         headers["allow"] = error.allowed
-    if isinstance(error, MethodNotAllowed):
-        headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
     return HttpResponse.json(body, status).with_headers(headers)

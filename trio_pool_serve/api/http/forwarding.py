@@ -80,7 +80,9 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
                     nursery.cancel_scope.cancel(reason="the response has begun")
             return await _received(response, stack)
         except httpx.TransportError as error:
-            raise UnavailableError("The process that holds the files has ended or does not respond.") from error
+            raise UnavailableError(
+                "The process that holds the files has ended or does not respond; try again."
+            ) from error
 
 
 async def _require_answers(client: "httpx.AsyncClient") -> None:

@@ -2,13 +2,15 @@
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from attrs import fields_dict
 
 from trio_pool_serve.api.http.endpoint import LOOP_BYTES
+from trio_pool_serve.api.http.json_errors import invalid_json, unknown_field, wrong_value
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, UnsupportedMediaTypeError
@@ -23,10 +25,6 @@ FEW_FIELDS = 256
 
 31 KB of it take 120 µs, as many bytes of numbers 1.4 ms. A thread gets the interpreter lock from a busy loop only after
 milliseconds."""
-
-MOST_BLANKS = 64
-"""Bytes; a body that is blank so far is called empty."""
-
 
 _SEARCHED = 512
 """Bytes at both ends of a body in which the name of the model is looked for."""
@@ -54,7 +52,7 @@ def require_json_type(request: HttpRequest) -> None:
     """Raise ``UnsupportedMediaTypeError`` if a request declares a body that is not JSON."""
     mimetype = (request.header(b"content-type") or "").partition(";")[0].strip().lower()
     if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
-        raise UnsupportedMediaTypeError(f"The body must be application/json, not {mimetype}.")
+        raise UnsupportedMediaTypeError(f"Send the body as application/json, not {mimetype[:100]}.")
 
 
 def is_quick_to_decode(body: Buffer) -> bool:
@@ -74,56 +72,16 @@ def decode_json(
     try:
         # Not strict about types: clients of other servers send numbers and truth values as strings.
         decoded = msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts or {}))
-        if strict:
-            _refuse_unknown(body, wire_type)
+        for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if strict else ():
+            if name not in (known := fields_dict(wire_type)):  # type: ignore[arg-type]
+                raise unknown_field(name, [*known])
     except msgspec.ValidationError as error:
-        param = _param(str(error))
-        raise InvalidRequestError(f"{error}{_choices(str(error), wire_type, param)}", param=param) from error
+        raise wrong_value(error, body, wire_type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(_syntax_error(body, error)) from error
+        raise invalid_json(error, body) from error
     except RecursionError as error:
         raise InvalidRequestError("The body is nested too deeply.") from error
     return decoded
-
-
-def _refuse_unknown(body: Buffer | bytes, wire_type: type) -> None:
-    known = {field.name for field in wire_type.__attrs_attrs__}  # type: ignore[attr-defined]
-    for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
-        if name not in known:
-            raise InvalidRequestError(f"Unknown field {name!r}.", param=name)
-
-
-def _syntax_error(body: Buffer | bytes, error: Exception) -> str:
-    if not body[:MOST_BLANKS].strip():
-        return "The body is empty; it must be a JSON object."
-    if "truncated" in str(error):  # msgspec's word for a body that is incomplete
-        return "The body is not valid JSON: it ends in the middle of a value."
-    return f"The body is not valid JSON: {error}"
-
-
-def _choices(message: str, wire_type: type, param: str | None) -> str:
-    """Return the choices of an enumeration, with pydantic's name of the error, which clients look for."""
-    if not message.startswith("Invalid enum value"):
-        return ""
-    choices = [f"'{choice}'" for choice in dict.fromkeys(_literals(get_type_hints(wire_type).get(param or "")))]
-    if not choices:  # of a field within a field
-        return " (literal_error)"
-    return f": it should be {' or '.join(filter(None, [', '.join(choices[:-1]), *choices[-1:]]))} (literal_error)"
-
-
-def _literals(hint: Any) -> Iterator[Any]:
-    """Yield the choices of an annotation, wherever they are in it."""
-    if get_origin(hint) is Literal:
-        yield from get_args(hint)
-    else:
-        for part in get_args(hint):
-            yield from _literals(part)
-
-
-def _param(message: str) -> str | None:
-    """Return the field that a message of msgspec names: ``… - at `$.input[0]``` is ``input``."""
-    found = re.search(r"(?:at|key` in) `\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
-    return found[1] if found else None
 
 
 COUNTED_FROM = 256 * 1024
@@ -169,8 +127,8 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
         ):
             if count > limit:
                 raise InvalidRequestError(
-                    f"The body has more than {limit} {what}, too many for at most {inputs} inputs. "
-                    "Send fewer at a time."
+                    f"The body has more than {limit} {what}, the limit for {inputs} inputs (--max-inputs-per-request). "
+                    "Send fewer inputs at a time."
                 )
 
 

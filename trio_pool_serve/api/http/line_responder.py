@@ -90,7 +90,7 @@ class LineResponder:
         context = RequestContext(timings, submitter.client, reservation=reservation)
         try:
             if handler is None:
-                raise NotFoundError(f"There is no route {line.path} for lines of batches.")  # noqa: TRY301
+                raise NotFoundError(f"No route {line.path} for the lines of a batch.")  # noqa: TRY301
             self.service.require_open()
             decoded = await self._decoded(handler, bytearray(line.body), context)
             if decoded.error is not None:
@@ -142,7 +142,9 @@ class LineResponder:
             )
             response = await decoded.claimed_by.endpoint.respond(call)
         if not isinstance(response.body, bytes):
-            raise _NotJsonError("The response to a line of a batch cannot be a stream.", param="stream")
+            raise _NotJsonError(
+                "Leave out `stream`: the response to a line of a batch cannot be streamed.", param="stream"
+            )
         if response.content_type != "application/json":
             raise _NotJsonError(
                 f"The response to a line of a batch must be JSON, not {response.content_type}.", param="encoding_format"

@@ -119,7 +119,7 @@ class Middleware:
             request.apply_limits(self._service.api_keys.usage_of(key))
         route = request.scope.get("method", "WEBSOCKET"), request.route
         if (request.path in self._for_admins or route in self._for_admins) and not key.admin:
-            raise PermissionDeniedError("The API key may not use this route: that takes one with `admin`.")
+            raise PermissionDeniedError("This route needs an API key with `admin`; yours has none.")
 
     def refuse_early(self, request: HttpRequest, handler: TaskHandler) -> HttpResponse | None:
         """Return the refusal of a request, all of which has arrived, that no model can take; ``None`` for others.
@@ -177,7 +177,8 @@ class Middleware:
         key = keys.find(request.headers)  # one that is not needed still limits the models
         if key is None:
             if is_needed:
-                raise AuthenticationError("The API key is missing or wrong.")
+                is_sent = keys.are_sent(request.headers)
+                raise AuthenticationError("Invalid API key." if is_sent else "Send Authorization: Bearer KEY.")
             return None
         request.key, request.client, request.models = key, Client(key.name, key.may_outrank), key.models
         return key
@@ -197,7 +198,8 @@ class Middleware:
         self._service.metrics.count_failure(error)
         request.error = error
         endpoint = request.claimed_by
-        dialects = self._by_path.get(request.route, (self._default,)) if endpoint is None else (endpoint.dialect,)
+        route = getattr(error, "near", None) or request.route
+        dialects = self._by_path.get(route, (self._default,)) if endpoint is None else (endpoint.dialect,)
         response = error_response(error, request, dialects)
         forget_frames(error)
         return response

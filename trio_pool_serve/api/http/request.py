@@ -14,6 +14,7 @@ from attrs import Factory, define, field, frozen
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
+from trio_pool_serve.api.http.json_errors import wrong_value
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import InvalidRequestError
@@ -140,8 +141,10 @@ class HttpRequest:
         try:
             fields = dict(parse_qsl(self.scope["query_string"].decode("latin1"), max_num_fields=MAX_QUERY_FIELDS))
             return msgspec.convert(fields, kind, strict=False)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise InvalidRequestError(f"The query is not understood: {error}.") from error
+        except msgspec.ValidationError as error:
+            raise wrong_value(error, b"", kind) from error
+        except ValueError as error:
+            raise InvalidRequestError(f"The query is not valid: {error}.") from error
 
     @property
     def owner(self) -> str:

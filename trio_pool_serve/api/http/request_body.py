@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError, PoolServeError
+from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError, PoolServeError, in_units
 from trio_pool_serve.rendering.memory_budget import Reservation
 
 Buffer: TypeAlias = bytearray | mmap.mmap
@@ -44,7 +44,7 @@ class RequestBody:
     """
 
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self._max_bytes, self._setting = max_bytes, " (--max-body-bytes)"
         self._announced = expected_bytes
         self._complete = trio.Event()
         self._length = 0
@@ -65,7 +65,7 @@ class RequestBody:
     def lower_limit(self, max_bytes: int) -> None:
         """Lower the limit to ``max_bytes``, unless it is lower already."""
         if max_bytes < self._max_bytes:
-            self._max_bytes = max_bytes
+            self._max_bytes, self._setting = max_bytes, ""
             if self.announced > max_bytes or self._length > max_bytes:
                 self._end()
 
@@ -107,7 +107,7 @@ class RequestBody:
 
     def _end(self, refusal: PoolServeError | None = None) -> None:
         """Keep nothing of the body any longer, because it is too large if no other reason is given."""
-        too_large = PayloadTooLargeError(f"The body may have {self._max_bytes} bytes, and has more.")
+        too_large = PayloadTooLargeError(f"Body exceeds {in_units(self._max_bytes)}{self._setting}.")
         self.buffer, self._refusal = bytearray(), refusal or too_large
         self._complete.set()
 
@@ -122,7 +122,7 @@ class RequestBody:
                 return
             if self._length < length + STALLED_BYTES:
                 reservation.settle(reservation.nbytes - self._reserved)
-                self._end(BodyTimeoutError("The body has stopped arriving, and others need the memory."))
+                self._end(BodyTimeoutError("The body stopped arriving, and other requests need the memory."))
             since, length = now, self._length
 
         reservation.budget.on_shortage.add(end_if_stalled)
@@ -168,7 +168,9 @@ class RequestBody:
                 with trio.fail_after(timeout_s), unless_stalled:
                     await self._complete.wait()
             except trio.TooSlowError:
-                raise BodyTimeoutError(f"The body did not arrive within {timeout_s:g} s.") from None
+                raise BodyTimeoutError(
+                    f"The body did not arrive within {timeout_s:g} s (--client-timeout-s)."
+                ) from None
         if self._refusal is not None:
             raise self._refusal
         body, self.buffer = self.buffer, bytearray()
@@ -202,7 +204,9 @@ class BodyPieces:
                 with trio.fail_after(self.timeout_s):
                     piece, self.has_ended = await self.receive()
             except trio.TooSlowError:
-                raise BodyTimeoutError(f"Nothing of the body has arrived for {self.timeout_s:g} s.") from None
+                raise BodyTimeoutError(
+                    f"Nothing of the body has arrived for {self.timeout_s:g} s (--client-timeout-s)."
+                ) from None
             gathered.append(piece)
             nbytes += len(piece)
         if not nbytes:

@@ -2,13 +2,16 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
+from itertools import takewhile
+from operator import eq
 from typing import NoReturn, TypeAlias
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import MethodNotAllowedError
+from trio_pool_serve.errors import MethodNotAllowedError, NotFoundError, listed
 
 Routes: TypeAlias = Mapping[tuple[str, str], Handler]
 """Handlers by method and path. ``/{name}`` in a path matches anything, slashes included; if several paths match, the
@@ -20,6 +23,15 @@ SLASHES = re.compile("/{2,}")
 
 DOUBLED = ("/v1/v1/", "/v1/v2/", "/v1/api/")
 """Beginnings of the paths of clients whose base URL ends in ``/v1``, though they add the rest by themselves."""
+
+GENERATING = re.compile(r"/(chat|completions|responses|messages|generate|generate_stream)(/|$)")
+"""Routes of servers that generate text."""
+
+LIKENESS = 0.8
+"""How similar to a route a path must be for the route to have been meant."""
+
+MAX_PATH = 200
+"""Characters of a path that an error shows; longer ones are compared with no route."""
 
 OTHER_METHODS = ""
 
@@ -41,8 +53,8 @@ class RouteTable:
         for handlers in self._by_path.values():
             if "GET" in handlers:
                 handlers.setdefault("HEAD", handlers["GET"])
-            methods = ", ".join(sorted({*handlers, "OPTIONS"}))
-            handlers["OPTIONS"] = partial(_list_methods, methods)
+            methods = sorted({*handlers, "OPTIONS"})
+            handlers["OPTIONS"] = partial(_list_methods, ", ".join(methods))
             handlers[OTHER_METHODS] = partial(_refuse_method, methods)
         templates = (path for path in self._by_path if PLACE in path)
         self._patterns = {
@@ -62,6 +74,16 @@ class RouteTable:
         if path in self._by_path:
             return path
         return next((template for template, pattern in self._patterns.items() if pattern.fullmatch(path)), "")
+
+    def not_found(self, path: str) -> NotFoundError:
+        """Return the error for a path that no route has. ``near`` is a route of the clients that request such paths."""
+        shown, segments = path[:MAX_PATH], path.split("/")
+        meant = get_close_matches(path, self._by_path, 1, LIKENESS) if shown == path else []
+        near = [*meant, max(self._by_path, key=lambda route: _shared(route.split("/"), segments))][0]
+        if GENERATING.search(shown):
+            return NotFoundError(no_generation(shown), near=near)
+        hint = f"; did you mean {near}?" if meant else ". GET /docs lists the routes."
+        return NotFoundError(f"No route {shown}{hint}", near=near)
 
     def path_of_route(self, path: str) -> str:
         """Return a path as its route spells it: single slashes, none at the end, one /v1; else it is unchanged."""
@@ -85,6 +107,11 @@ class RouteTable:
         return single
 
 
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many first elements of two sequences are the same."""
+    return len([*takewhile(bool, map(eq, one, other))])
+
+
 def name_in_path(template: str, path: str) -> str | None:
     """Return the part of a path in the place of ``{name}`` in its route's path; ``None`` if that has no such part."""
     before, place, after = template.partition(PLACE)
@@ -105,5 +132,21 @@ async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:
     return HttpResponse(b"", content_type="text/html; charset=utf-8").with_headers({"allow": methods})
 
 
-async def _refuse_method(methods: str, _: HttpRequest) -> NoReturn:
-    raise MethodNotAllowedError("The method is not allowed for the requested URL.", allowed=methods)
+async def _refuse_method(methods: Sequence[str], request: HttpRequest) -> NoReturn:
+    raise method_not_allowed(request, methods)
+
+
+def method_not_allowed(request: HttpRequest, methods: Sequence[str]) -> MethodNotAllowedError:
+    """Return the error for a request with another method than its route accepts."""
+    sent, usual = (
+        request.scope.get("method", "WebSocket"),
+        [each for each in methods if each not in ("HEAD", "OPTIONS")],
+    )
+    message = f"{request.scope['path'][:MAX_PATH]} accepts {listed(usual)}, not {sent}."
+    return MethodNotAllowedError(message, allowed=", ".join(methods))
+
+
+def no_generation(path: str) -> str:
+    """Return the message to clients that request text."""
+    routes = ("/api/embed", "/api/rerank") if path.startswith("/api/") else ("/v1/embeddings", "/v1/rerank")
+    return "This server does not generate text. It serves embeddings ({}) and rankings ({}).".format(*routes)

@@ -225,6 +225,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
         _refuse(service, request, body, decoding_s=wait_s)
     if wait_s and waits_s > max_queue_s and not request.client.is_background:
         raise OverloadedError(
-            f"This request would wait for about {waits_s:.1f} s to be decoded, longer than {max_queue_s:g} s.",
+            f"The queue is full: this request would wait for about {waits_s:.1f} s to be decoded, longer than "
+            f"{max_queue_s:g} s (--max-queue-s).",
             retry_after_s=retry_after_s(wait_s, max_queue_s),
         )

@@ -6,7 +6,7 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError, in_units
 
 FILE_FIELD = "file"
 
@@ -30,10 +30,10 @@ def boundary_of(request: HttpRequest) -> bytes:
     """Return the boundary that a request declares. Raises ``UnsupportedMediaTypeError``, ``InvalidRequestError``."""
     kind, options = parse_options_header(request.header(b"content-type"))
     if kind.lower() != "multipart/form-data":
-        raise UnsupportedMediaTypeError("A file is uploaded as multipart/form-data.")
+        raise UnsupportedMediaTypeError("Send the file as multipart/form-data.")
     boundary = options.get("boundary", "")
     if not 0 < len(boundary) <= MAX_BOUNDARY or not boundary.isascii():
-        raise InvalidRequestError("The content type has no boundary, or one that is not understood.")
+        raise InvalidRequestError("The Content-Type has no valid boundary.")
     return boundary.encode()
 
 
@@ -71,7 +71,7 @@ class UploadForm:
         except RequestEntityTooLarge as error:
             raise InvalidRequestError("The form has too many parts, or headers that are too long.") from error
         except (ValueError, AttributeError) as error:  # the latter for a part without a line break behind its headers
-            raise InvalidRequestError(f"The form is not understood: {error}.") from error
+            raise InvalidRequestError(f"The form is not valid multipart/form-data: {error}.") from error
         return found
 
     def _decode(self, data: bytes | None, found: list[bytes]) -> None:
@@ -98,7 +98,7 @@ class UploadForm:
     def _begin(self, event: File | Field) -> None:
         is_file = isinstance(event, File) and event.name == FILE_FIELD
         if is_file and self.filename is not None:
-            raise InvalidRequestError("The form has two files.", param=FILE_FIELD)
+            raise InvalidRequestError("The form has several files; send one.", param=FILE_FIELD)
         if isinstance(event, File) and is_file:
             self.filename = event.filename
         self._part, self._value = None if is_file else str(event.name), bytearray()
@@ -107,11 +107,13 @@ class UploadForm:
         if self._part is None:
             self._file_bytes += len(event.data)
             if self._file_bytes > self.max_file_bytes:
-                raise PayloadTooLargeError(f"A file may have {self.max_file_bytes} bytes, and this has more.")
+                raise PayloadTooLargeError(f"The file exceeds {in_units(self.max_file_bytes)}.")
             found.append(event.data)
             return
         self._value += event.data
         if len(self._value) > MAX_FIELD_BYTES:
-            raise InvalidRequestError(f"A field of the form may have {MAX_FIELD_BYTES} bytes.", param=self._part[:64])
+            raise InvalidRequestError(
+                f"A field of the form exceeds {in_units(MAX_FIELD_BYTES)}.", param=self._part[:64]
+            )
         if not event.more_data:
             self.fields[self._part] = self._value.decode()

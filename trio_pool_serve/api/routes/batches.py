@@ -53,7 +53,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
         seconds = int(found[1]) * SECONDS[found[2]] if found else 0
         if not 0 < seconds <= MAX_WINDOW_S:
             raise InvalidRequestError(
-                "completion_window must be a number of minutes, hours or days, such as 24h, and at most 30d.",
+                "completion_window must be minutes, hours or days, such as 24h, up to 30d.",
                 param="completion_window",
             )
         return seconds
@@ -105,7 +105,7 @@ def batch_routes(service: Service) -> Routes:
         window_s = wire.window_s
         idempotency_key = request.header(b"idempotency-key") or None
         if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
-            raise InvalidRequestError(f"An Idempotency-Key may have {MAX_IDEMPOTENCY_KEY} characters.")
+            raise InvalidRequestError(f"Idempotency-Key exceeds {MAX_IDEMPOTENCY_KEY} characters.")
         paths = batches.runner.routes().paths
         if wire.endpoint not in paths:
             message = f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}."

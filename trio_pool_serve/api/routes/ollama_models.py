@@ -10,9 +10,10 @@ import trio
 
 import trio_pool_serve
 from trio_pool_serve.api.dialects.ollama import MODEL_SUFFIXES
+from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import Routes, fixed
+from trio_pool_serve.api.http.route_table import Routes, fixed, no_generation
 from trio_pool_serve.api.routes.models import names_among
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -138,24 +139,18 @@ def ollama_routes(service: Service) -> Routes:
         try:
             find(request, name)
         except NotFoundError as error:
-            raise InvalidRequestError(f"/api/pull downloads nothing. {error}", param="model") from error
+            raise InvalidRequestError(f"This server downloads no models. {error}", param="model") from error
         done = {"status": "success"}
         if body.stream is False:
             return HttpResponse.json(done)
         return HttpResponse(msgspec.json.encode(done) + b"\n", "application/x-ndjson")
 
     async def refuse(request: HttpRequest) -> NoReturn:
-        raise InvalidRequestError(
-            f"{request.path} is not supported: the models of this server generate no text. They compute embeddings "
-            "(/api/embed) and rankings (/api/rerank)."
-        )
+        raise InvalidRequestError(no_generation(request.path))
 
     async def asked(request: HttpRequest) -> tuple[str, ModelRequest]:
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        try:
-            asked_for = msgspec.json.decode(body, type=ModelRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f'The body is not {{"model": "NAME"}}: {error}.') from error
+        asked_for = decode_json(body, ModelRequest)
         if not (name := asked_for.model or asked_for.name):
             raise InvalidRequestError("model is required", param="model")
         return name, asked_for

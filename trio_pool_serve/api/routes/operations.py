@@ -7,6 +7,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import trio_pool_serve
+from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
@@ -14,7 +15,7 @@ from trio_pool_serve.api.routes.console import LIVE_PATH
 from trio_pool_serve.api.routes.discovery import OPEN_PATHS
 from trio_pool_serve.engine.deep_probe import failures_of
 from trio_pool_serve.engine.places.host_places import HostPlaces
-from trio_pool_serve.errors import InvalidRequestError, PermissionDeniedError
+from trio_pool_serve.errors import PermissionDeniedError
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
@@ -126,13 +127,9 @@ def host_routes(service: Service, hosts: HostPlaces) -> Routes:
 
     async def change(apply: Callable[[str], object], request: HttpRequest) -> HttpResponse:
         if not service.api_keys.are_needed:
-            raise PermissionDeniedError("Hosts can be changed by a server with API keys only: see --api-key.")
+            raise PermissionDeniedError("Only a server with API keys (--api-key) lets clients change its hosts.")
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        try:
-            host = msgspec.json.decode(body, type=HostRequest).host
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidRequestError(f'The body is not {{"host": "HOST:PORT"}}: {error}') from error
-        apply(host)
+        apply(decode_json(body, HostRequest).host)
         return await list_hosts(request)
 
     return {

@@ -12,7 +12,14 @@ from trio_pool_serve.api.http.request import Handler, HttpRequest, StreamingHand
 from trio_pool_serve.api.http.response import HttpResponse, file_response
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.http.upload_form import FILE_FIELD, UploadForm, boundary_of
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, UnavailableError
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    MissingFieldError,
+    NotFoundError,
+    PayloadTooLargeError,
+    UnavailableError,
+    in_units,
+)
 from trio_pool_serve.runs.batch_api.batch_store import Page
 from trio_pool_serve.runs.batch_api.open_batches import OpenBatches, Upload
 from trio_pool_serve.runs.batch_api.stored_records import StoredFile
@@ -42,7 +49,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
         """Return the seconds. Raises ``InvalidRequestError``."""
         if self.seconds not in EXPIRY_S:
             raise InvalidRequestError(
-                f"A file can expire after {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.", param="expires_after"
+                f"expires_after must be from {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.", param="expires_after"
             )
         return self.seconds
 
@@ -84,7 +91,7 @@ def stored_route(
         place = await service.batches.locate(create=creates)
         if isinstance(place, Path):
             if request.is_forwarded:
-                raise UnavailableError("Another process has just taken over the files: try again.")
+                raise UnavailableError("Another process has just taken over the files; try again.")
             return await forward(request, place, max_body_timeout_s=service.config.time_limits.client_timeout_s)
         if place is not None:
             return await respond(request, place)
@@ -116,7 +123,7 @@ def file_routes(service: Service) -> Routes:
         form = UploadForm(boundary_of(request), MAX_FILE_BYTES)
         announced = request.body.announced
         if announced > MAX_FILE_BYTES + FORM_BYTES:
-            raise PayloadTooLargeError(f"A file may have {MAX_FILE_BYTES} bytes, and this has more.")
+            raise PayloadTooLargeError(f"The file exceeds {in_units(MAX_FILE_BYTES)}.")
         async with (
             batches.reserving(request.owner, announced) as reserve,
             batches.uploads,
@@ -148,7 +155,7 @@ def file_routes(service: Service) -> Routes:
         found = await batches.store.file(request.owner, id_in(request, FILES_PATH, "/content"))
         path = batches.folder.file(found.id)
         if not await service.offload.run("files", path.is_file):
-            raise NotFoundError(f"The bytes of the file {found.id} have been removed from the server's disk.")
+            raise NotFoundError(f"The contents of the file {found.id} have been removed from the server's disk.")
         byte_range, is_head = request.header(b"range") or "", request.scope["method"] == "HEAD"
         return file_response(path, found.bytes, service.offload, byte_range=byte_range, is_head=is_head)
 
@@ -175,9 +182,9 @@ def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
 def _filename_of(form: UploadForm) -> str:
     """Return the name of a form's file. Raises ``InvalidRequestError`` if it has none for batches."""
     if form.fields.get("purpose") != "batch":
-        raise InvalidRequestError("The purpose of a file must be `batch`.", param="purpose")
+        raise InvalidRequestError("purpose must be 'batch'.", param="purpose")
     if form.filename is None:
-        raise InvalidRequestError("The form has no file.", param=FILE_FIELD)
+        raise MissingFieldError(FILE_FIELD)
     return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]
 
 
@@ -192,4 +199,4 @@ def _expiry_of(form: UploadForm) -> int | None:
     try:
         return msgspec.convert(fields, ExpiresAfter, strict=False).checked()
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"expires_after is not understood: {error}.", param="expires_after") from error
+        raise InvalidRequestError(f"expires_after is not valid: {error}.", param="expires_after") from error

@@ -86,7 +86,7 @@ class ChatTemplates:
             raise InvalidRequestError(f"The chat template {limit}", field=field) from error
         except WorkerDiedError as error:
             if error.exit_code == -signal.SIGKILL:  # not by this server
-                raise UnavailableError("The process that rendered the chat template was killed.") from error
+                raise UnavailableError("The process that rendered the chat template was killed: try again.") from error
             raise InvalidRequestError(
                 f"The chat template needs more than {MEMORY_BYTES >> 20} MiB of memory.", field=field
             ) from error
@@ -116,7 +116,7 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     for name in prompt.template_kwargs:
         if name in RESERVED_VARIABLES:
             raise InvalidRequestError(
-                f"{name} is not a variable of templates and cannot be in {{template_kwargs}}.",
+                f"{{template_kwargs}} cannot set {name}.",
                 field="template_kwargs",
             )
     request = {
@@ -132,7 +132,9 @@ def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     try:
         return msgspec.json.encode(request)
     except UnicodeError as error:
-        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
+        raise InvalidRequestError(
+            "An input contains a lone surrogate, which is not valid Unicode.", field="prompts"
+        ) from error
     except (RecursionError, TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"{{template_kwargs}} cannot be passed to a template: {error}", field="template_kwargs"

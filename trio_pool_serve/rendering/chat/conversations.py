@@ -103,7 +103,9 @@ class Conversations:
             if alone is not None:
                 return alone  # not truncated: its processor decides how many tokens an image has
         if len(parts) > 1 and not self.chat.templates:
-            raise InvalidRequestError("This model reads a text or an image, not several together.", field="prompts")
+            raise InvalidRequestError(
+                "An input has several parts; this model reads one text or one image.", field="prompts"
+            )
         return await self._render_as_message(parts, params, client)
 
     async def _render_as_message(
@@ -123,7 +125,7 @@ class Conversations:
 
     async def _render_chat(self, prompt: ChatPrompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if not prompt.messages:
-            raise EmptyInputError("messages is empty.", field="prompts")
+            raise EmptyInputError("An input has no messages.", field="prompts")
         if self.image_format is not None and not self.chat.templates and prompt.chat_template is None:
             # The model takes texts and images but no conversations: clients send its input as one message.
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True), client)
@@ -163,7 +165,9 @@ class Conversations:
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
         if _images([part for message in prompt.messages for part in message.parts]):
-            raise InvalidRequestError("Conversations with images cannot be tokenized.", field="prompts")
+            raise InvalidRequestError(
+                "An input has an image; only conversations of texts can be tokenized.", field="prompts"
+            )
         template, prompt = self._template_and_messages(prompt, "")
         return await self.templates.render(template, prompt, client, max_characters=self.max_characters)
 
@@ -171,7 +175,7 @@ class Conversations:
         """Return the template of a conversation, and the conversation with roles that the template knows."""
         if prompt.add_generation_prompt and prompt.continue_final_message:
             raise InvalidRequestError(
-                "Set add_generation_prompt or continue_final_message, not both.", field="continue_final_message"
+                "Send add_generation_prompt or continue_final_message, not both.", field="continue_final_message"
             )
         template = self._template(prompt)
         messages = prompt.messages
@@ -196,12 +200,12 @@ class Conversations:
             raise InvalidRequestError(f"This model has {instead}.", field="prompts")
         if not self.trusts_request_templates:
             raise InvalidRequestError(
-                "Chat templates in requests need --trust-request-chat-template.",
+                "This server accepts no `{chat_template}` in requests (--trust-request-chat-template).",
                 field="chat_template",
             )
         if len(requested) > MAX_TEMPLATE_CHARACTERS:
             raise InvalidRequestError(
-                f"The chat template has {len(requested)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}.",
+                f"{{chat_template}} has {len(requested)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}.",
                 field="chat_template",
             )
         return ChatTemplate(
@@ -211,11 +215,9 @@ class Conversations:
     def _format_for(self, images: Sequence[ImagePart]) -> ImageFormat:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
-            raise InvalidRequestError("This model reads texts only.", field="prompts")
+            raise InvalidRequestError("An input has an image; this model reads texts only.", field="prompts")
         if len(images) > MAX_IMAGES:
-            raise InvalidRequestError(
-                f"An input has {len(images)} images; at most {MAX_IMAGES} are accepted.", field="prompts"
-            )
+            raise InvalidRequestError(f"An input has {len(images)} images; the limit is {MAX_IMAGES}.", field="prompts")
         return self.image_format
 
     async def _load(
@@ -291,9 +293,11 @@ def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatM
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:
     if len(prompt.messages) > 1 or prompt.messages[0].role != "user":
-        raise InvalidRequestError("This model reads one message of the user: a text or an image.", field="prompts")
+        raise InvalidRequestError(
+            "An input must be one message with the role user: this model reads a text or an image.", field="prompts"
+        )
     if not prompt.messages[0].parts:
-        raise EmptyInputError("The message has no text and no image.", field="prompts")
+        raise EmptyInputError("An input has no text and no image.", field="prompts")
     return prompt.messages[0].parts
 
 

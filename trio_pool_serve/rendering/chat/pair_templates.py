@@ -92,7 +92,7 @@ class ChatPair:
             raise
         except Exception as error:
             raise InvalidRequestError(
-                f"The model's chat template refuses this input: {error}", field="prompts"
+                f"The model's chat template refuses an input: {error}", field="prompts"
             ) from error
 
     def _suffix(self, tokenizer: Tokenizer, instruction: str) -> TokenIds:

@@ -170,6 +170,6 @@ def render_template(encoded_request: bytes, max_characters: int) -> bytes:
         raise InvalidRequestError(f"The chat template cannot be rendered: {message}")
     if len(text) > max_characters:
         raise InvalidRequestError(
-            f"The chat template makes {len(text)} characters of this conversation; at most {max_characters} are read."
+            f"The chat template makes {len(text)} characters of this conversation; the limit is {max_characters}."
         )
     return utf8

@@ -89,7 +89,7 @@ class MediaCache:
         preparation = self._preparations.get(key)
         if preparation is None:
             if self._nursery is None:
-                raise UnavailableError("Images are not being prepared.")
+                raise UnavailableError("The server is not ready to prepare images.")
             self._misses += 1
             preparation = self._preparations[key] = _Preparation(key)
             self._nursery.start_soon(self._run_preparation, preparation, prepare)

@@ -73,14 +73,14 @@ def _jpeg_scans(encoded: bytes) -> int:
         if not scans:
             filler += (at if at >= 0 else len(encoded)) - end
         if filler > MAX_JPEG_FILLER:
-            raise MediaError("An image is a JPEG with filler between its segments.")
+            raise MediaError("The image is a JPEG with filler between its segments, which is not supported.")
         if at < 0 or encoded[at + 1] == _END:
             return scans  # bytes after the end belong to other files: a thumbnail, a video
         scans += encoded[at + 1] == _SCAN
         if encoded[at + 1] in _ARITHMETIC:
-            raise MediaError("An image is a JPEG in arithmetic coding, which is not read.")
+            raise MediaError("The image is a JPEG in arithmetic coding, which is not supported.")
         end = at + 2 + max(2, int.from_bytes(encoded[at + 2 : at + 4]))
-    raise MediaError(f"An image is a JPEG of more than {MAX_JPEG_SEGMENTS} segments.")
+    raise MediaError(f"The image is a JPEG of more than {MAX_JPEG_SEGMENTS} segments.")
 
 
 def _segment_from(encoded: bytes, at: int) -> int:
@@ -102,9 +102,9 @@ def _require_few_chunks(encoded: bytes) -> None:
             return
         inflated += kind in _INFLATED
         if inflated > MAX_INFLATED_CHUNKS:
-            raise MediaError(f"An image is a PNG with more than {MAX_INFLATED_CHUNKS} compressed texts or profiles.")
+            raise MediaError(f"The image is a PNG with more than {MAX_INFLATED_CHUNKS} compressed texts or profiles.")
         at += 12 + length
-    raise MediaError(f"An image is a PNG of more than {MAX_PNG_CHUNKS} chunks.")
+    raise MediaError(f"The image is a PNG of more than {MAX_PNG_CHUNKS} chunks.")
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -141,22 +141,22 @@ def decode_image(encoded: bytes, max_pixels: int) -> Image.Image:
     except MediaError:
         raise
     except UnidentifiedImageError as error:
-        raise MediaError(f"An image is in none of the formats that are read: {', '.join(FORMATS)}.") from error
+        raise MediaError(f"The image is not in a supported format: {', '.join(FORMATS)}.") from error
     except Exception as error:  # parsers raise various errors for invalid bytes
-        raise MediaError("An image is broken: it cannot be decoded.") from error
+        raise MediaError("The image is broken: it cannot be decoded.") from error
 
 
 def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
     width, height = image.size
     if not 1 <= width * height <= max_pixels:
-        raise MediaError(f"An image has {width} × {height} pixels; at most {max_pixels} are decoded.")
+        raise MediaError(f"The image has {width} × {height} pixels; the limit is {max_pixels}.")
     units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
     if scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels:
         # More work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image.
-        raise MediaError(f"An image of {width} × {height} pixels has {scans} scans, too many to decode them.")
+        raise MediaError(f"The image of {width} × {height} pixels has {scans} scans, too many to decode.")
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow's decoder for these is in Python: 7 s for an image of a kilobyte, holding the interpreter lock.
-        raise MediaError("An image is a BMP in run-length encoding, which is not read.")
+        raise MediaError("The image is a BMP in run-length encoding, which is not supported.")
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pybase64
 
-from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.errors import InvalidRequestError, MediaError, in_units
 
 BASE64_SLICE = 2**20
 """Characters of base64 decoded per call, a multiple of four; the interpreter lock is released between calls."""
@@ -26,7 +26,7 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
     """
     comma = url.find(",", 0, MAX_MEDIA_TYPE)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        raise InvalidRequestError("The data: URL of an image must say ;base64 before its comma.")
+        raise InvalidRequestError("The data: URL of the image must have ;base64 before its comma.")
     start = comma + 1
     if len(url) - start > (max_bytes + 2) // 3 * 4:
         raise too_large(max_bytes)
@@ -36,9 +36,9 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
             for at in range(start, len(url), BASE64_SLICE)
         ]
     except ValueError as error:
-        raise MediaError("The base64 of an image is broken.") from error
+        raise MediaError("The image is not valid base64.") from error
     if any(len(part) < BASE64_SLICE // 4 * 3 for part in decoded[:-1]):
-        raise MediaError("The base64 of an image is broken.")  # padding before the end
+        raise MediaError("The image is not valid base64.")  # padding before the end
     return _of_limited_size(b"".join(decoded), max_bytes)
 
 
@@ -49,13 +49,13 @@ def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> bytes:
     it exists; ``MediaError`` if it is not a plain file, cannot be read, or is too large.
     """
     if allowed is None:
-        raise InvalidRequestError("Images are read from files only with --allowed-media-path.")
+        raise InvalidRequestError("This server reads no images from files (--allowed-media-path).")
     real, root = os.path.realpath(_path_of(url)), os.path.realpath(allowed)
     _require_inside(real, root)
     try:
         return _read(real, root, max_bytes)
     except OSError as error:
-        raise MediaError("The file of an image cannot be read.") from error
+        raise MediaError("The file of the image cannot be read.") from error
 
 
 def _path_of(url: str) -> str:
@@ -66,7 +66,7 @@ def _path_of(url: str) -> str:
             return path
     except ValueError:
         pass
-    raise InvalidRequestError("The file: URL of an image must be file:/// and an absolute path.")
+    raise InvalidRequestError("The URL of the image must be file:/// and an absolute path.")
 
 
 def _read(path: str, root: str, max_bytes: int) -> bytes:
@@ -84,12 +84,12 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
 
 def _require_plain(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError("The file of an image is not a plain file.")
+        raise MediaError("The file of the image is not a regular file.")
 
 
 def _require_inside(path: str, root: str) -> None:
     if path == root or not Path(path).is_relative_to(root):
-        raise InvalidRequestError("The file of an image is not under --allowed-media-path.")
+        raise InvalidRequestError("The file of the image is outside the permitted folder (--allowed-media-path).")
 
 
 def _of_limited_size(content: bytes, max_bytes: int) -> bytes:
@@ -100,4 +100,4 @@ def _of_limited_size(content: bytes, max_bytes: int) -> bytes:
 
 def too_large(max_bytes: int) -> MediaError:
     """Return the error for an image of too many bytes."""
-    return MediaError(f"An image is larger than {max_bytes} bytes.")
+    return MediaError(f"The image is larger than {in_units(max_bytes)}.")

@@ -177,7 +177,7 @@ class ImageFetcher:
         async with self.turns.turn(held.client.number):
             with trio.move_on_after(self.timeout_s):
                 return await self._follow(checked, held)
-        raise MediaError(f"An image did not arrive within {self.timeout_s:g} s.")
+        raise MediaError(f"The image did not arrive within {self.timeout_s:g} s.")
 
     async def _follow(self, url: "httpx.URL", held: Reservation) -> list[bytes]:
         for _ in range(MAX_REDIRECTS + 1):
@@ -185,20 +185,20 @@ class ImageFetcher:
             if not isinstance(found, httpx.URL):
                 return found
             url = found
-        raise MediaError(f"An image is behind more than {MAX_REDIRECTS} redirects.")
+        raise MediaError(f"The URL of the image redirects more than {MAX_REDIRECTS} times.")
 
     def _checked(self, url: str) -> "httpx.URL":
         try:
             parsed = httpx.URL(url)
             host = _host(parsed)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
-            raise InvalidRequestError("The URL of an image is malformed.") from error
+            raise InvalidRequestError("The URL of the image is malformed.") from error
         if parsed.scheme not in ("http", "https") or not host:
-            raise InvalidRequestError("The URL of an image must be http: or https: and have a host.")
+            raise InvalidRequestError("The URL of the image must begin with http: or https: and have a host.")
         if parsed.userinfo:
-            raise InvalidRequestError("The URL of an image must not have credentials in it.")
+            raise InvalidRequestError("The URL of the image must not contain credentials.")
         if self.domains and not (_is_among(host, self.domains) or is_within(host, self.networks)):
-            raise InvalidRequestError(f"Images are not fetched from {host}, which --allowed-media-domains leaves out.")
+            raise InvalidRequestError(f"This server fetches no images from {host} (--allowed-media-domains).")
         return parsed
 
     async def _get(self, url: "httpx.URL", held: Reservation) -> "list[bytes] | httpx.URL":
@@ -208,7 +208,7 @@ class ImageFetcher:
         addresses = await self.resolver.resolve(host, port, held.client.number)
         allowed = (is_within(address, self.networks) or is_public(address) for address in addresses)
         if not 0 < len(addresses) <= MAX_ADDRESSES or not all(allowed):
-            raise MediaError("The host of an image has no address that images are fetched from.")
+            raise MediaError("The host of the image has no address that the server may fetch images from.")
         addresses = addresses[:MAX_TRIED_ADDRESSES]
         ssl_context = await self._load_ssl_context() if url.scheme == "https" else None
         for address in addresses:
@@ -224,8 +224,8 @@ class ImageFetcher:
                     response = await download.send_get(url.raw_path, headers)
                     return self._redirect(url, response) or await self._read(response, download, held)
                 except (h11.ProtocolError, trio.BrokenResourceError) as error:
-                    raise MediaError("The connection to the server of an image broke.") from error
-        raise MediaError("The server of an image cannot be reached.")
+                    raise MediaError("The connection to the server of the image broke.") from error
+        raise MediaError("The server of the image cannot be reached.")
 
     async def _load_ssl_context(self) -> ssl.SSLContext:
         """Return the context with the certificate authorities of SSL_CERT_FILE, else certifi's."""
@@ -238,18 +238,18 @@ class ImageFetcher:
         if response.status_code not in REDIRECTS or location is None:
             return None
         if len(location) > MAX_LOCATION:
-            raise MediaError("An image is behind a redirect that is not followed.")
+            raise MediaError("The URL of the image redirects to one that is not followed.")
         try:
             return self._checked(str(url.join(location)))
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
-            raise MediaError("An image is behind a redirect that is not followed.") from error
+            raise MediaError("The URL of the image redirects to one that is not followed.") from error
 
     async def _read(self, response: h11.Response, download: ImageDownload, held: Reservation) -> list[bytes]:
         if response.status_code != 200:
-            raise MediaError(f"The server of an image answers {response.status_code}.")
+            raise MediaError(f"The server of the image responded with {response.status_code}.")
         headers = httpx.Headers(list(response.headers))
         if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise MediaError("An image was sent compressed, although identity was requested.")
+            raise MediaError("The server of the image sent it compressed, which was not requested.")
         length = headers.get("Content-Length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise too_large(self.max_bytes)

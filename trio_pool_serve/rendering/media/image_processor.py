@@ -61,13 +61,13 @@ class FolderProcessor:
         width, height = image.size
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
             raise MediaError(
-                f"An image of {width} by {height} pixels is too elongated: one side may be {MAX_ASPECT_RATIO} times as "
+                f"The image of {width} × {height} pixels is too elongated: one side may be {MAX_ASPECT_RATIO} times as "
                 "long as the other."
             )
         try:
             made = self._processor(images=image, return_tensors="np")
         except ValueError as error:
-            raise MediaError(f"The model cannot take an image of {width} by {height} pixels: {error}") from error
+            raise MediaError(f"The model cannot process the image of {width} × {height} pixels: {error}") from error
         arrays = {
             name: np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else np.int64)
             for name, array in made.items()

@@ -69,8 +69,8 @@ class MediaLoader:
             case "file" if len(part.url) <= MAX_URL:
                 return part
             case "http" | "https" | "file":
-                raise InvalidRequestError(f"The URL of an image has more than {MAX_URL} characters.")
-        raise InvalidRequestError("The URL of an image must begin with data:, http:, https: or file:.")
+                raise InvalidRequestError(f"The URL of the image has more than {MAX_URL} characters.")
+        raise InvalidRequestError("The URL of the image must begin with data:, http:, https: or file:.")
 
     async def load(self, part: ImagePart, processor: FolderProcessor, client: Client) -> ImageFeatures:
         """Return the features of an image that ``fetch`` returned, from the cache if it has its bytes.

@@ -60,7 +60,7 @@ def _refuse_without_tokens(tokens: npt.NDArray[np.int64], chunks: Sequence[tuple
         begin, end = chunks[empty[0]]
         raise InvalidRequestError(
             f"Chunk {empty[0]}, characters {begin} to {end} of the document, has no tokens: it is blank, within one "
-            "token of another chunk, or behind the end of the truncated document.",
+            "token of another chunk, or beyond the end of the truncated document.",
             field="chunks",
         )
 
@@ -68,12 +68,12 @@ def _refuse_without_tokens(tokens: npt.NDArray[np.int64], chunks: Sequence[tuple
 def _refuse_too_many(tokens: npt.NDArray[np.int64], of_document: int) -> None:
     if len(tokens) > of_document:
         raise InvalidRequestError(
-            f"{len(tokens)} chunks are more than the {of_document} tokens of the document.", field="chunks"
+            f"The document has {len(tokens)} chunks, but only {of_document} tokens.", field="chunks"
         )
     together = int((tokens[:, 1] - tokens[:, 0]).sum())
     if together > MAX_OVERLAP * of_document:
         raise InvalidRequestError(
-            f"The chunks have {together} tokens together, more than {MAX_OVERLAP} times the {of_document} of the "
-            "document: fewer of them may overlap.",
+            f"The chunks have {together} tokens together; the limit is {MAX_OVERLAP} times the document's "
+            f"{of_document}. Send fewer chunks that overlap.",
             field="chunks",
         )

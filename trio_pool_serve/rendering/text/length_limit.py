@@ -42,7 +42,7 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
     limit = min(max_model_len, params.truncate_to or max_model_len)
     if limit <= taken:
         raise InvalidRequestError(
-            f"Truncating to {limit} tokens leaves none for the input after {taken} {kind} tokens.",
+            f"An input is truncated to {limit} tokens, which {taken} {kind} tokens fill: no token of the text is left.",
             field="truncate_to",
         )
     return limit - taken
@@ -50,9 +50,9 @@ def available_tokens(params: RenderingParams, max_model_len: int, taken: int, ki
 
 def too_long(length: str, limit: int) -> ContextLengthError:
     """Return the error for an input of ``length`` tokens."""
-    # Clients know the error by OpenAI's wording of the first sentence, and vLLM's of the last.
+    # Clients know the error by OpenAI's wording of the second sentence, and vLLM's of the last.
     return ContextLengthError(
-        f"This model's maximum context length is {limit} tokens. However, an input has {length} tokens. "
-        "Please reduce the length of the input, or have it truncated ({truncate_to}).",
+        f"An input has {length} tokens. This model's maximum context length is {limit} tokens. "
+        "Please reduce the length of the input, or truncate it (`{truncate_to}`).",
         field="prompts",
     )

@@ -41,7 +41,7 @@ class SlowTokenizer(Tokenizer):
     def finish_with_positions(self, *_: object, **__: object) -> tuple[TokenIds, Positions]:
         """Raise ``InvalidRequestError``: these tokenizers provide no positions."""
         raise InvalidRequestError(
-            "Late chunking needs the positions of tokens in the text, which this model's tokenizer does not give.",
+            "Late chunking needs the positions of tokens in the text; this model's tokenizer does not return them.",
             field="chunks",
         )
 

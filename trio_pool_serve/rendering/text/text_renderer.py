@@ -129,13 +129,13 @@ class TextRenderer:
             size = self.max_model_len - special - len(prefix)
             if size <= 0:
                 raise InvalidRequestError(
-                    "The instruction takes up the maximum length: there is no room for the text.",
+                    "{instruction} fills the maximum length: no token of the text is left.",
                     field="instruction",
                 )
             windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=adds_special_tokens)
             if len(windows) > MAX_WINDOWS or not read.is_whole:
                 raise ContextLengthError(
-                    f"An input is longer than {MAX_WINDOWS} windows of {size} tokens; at most {MAX_WINDOWS} are read.",
+                    f"An input is longer than the limit of {MAX_WINDOWS} windows of {size} tokens.",
                     field="prompts",
                 )
             instruction = self._count_instruction_tokens(tokenizer, params)
@@ -147,10 +147,11 @@ class TextRenderer:
         Raises ``InvalidRequestError``.
         """
         if (own := self.routes.get(params.input_type)) is None:
-            wanted, known = params.input_type or "no", " and ".join(sorted(filter(None, self.routes)))
-            raise InvalidRequestError(
-                f"This model has no route for texts of {wanted} input type; send input_type: {known}.", field="prompts"
+            wanted, known = (
+                f"the input_type '{params.input_type}'" if params.input_type else "no input_type",
+                " or ".join(sorted(filter(None, self.routes))),
             )
+            raise InvalidRequestError(f"An input has {wanted}; this model accepts {known}.", field="prompts")
         is_longest = params.truncate_to == self.max_model_len
         return own, evolve(params, truncate_to=own.max_model_len) if is_longest else params
 
@@ -174,8 +175,8 @@ class TextRenderer:
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(
-                f"Token id {outside[0]} is outside this model's vocabulary of {self.vocab_size}. Were the ids made by "
-                "another model's tokenizer? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
+                f"An input has the token id {outside[0]}; this model's ids are 0 to {self.vocab_size - 1}. Did another "
+                "model's tokenizer make it? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
                 field="prompts",
             )
         return self.text_format.finish(ids.astype(np.int32), params.input_type)
@@ -244,7 +245,9 @@ def _unicode_errors() -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise InvalidRequestError("An input is not valid Unicode text.", field="prompts") from error
+        raise InvalidRequestError(
+            "An input contains a lone surrogate, which is not valid Unicode.", field="prompts"
+        ) from error
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:

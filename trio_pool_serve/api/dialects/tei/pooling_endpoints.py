@@ -34,7 +34,7 @@ from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector
 TEXTS = ["A nursery owns its tasks.", "Every task has a parent."]
 """Examples."""
 
-NOT_DENSE = "weights over the vocabulary are neither cut nor normalised"
+NOT_DENSE = "sparse vectors are neither truncated nor normalised"
 
 
 @frozen(kw_only=True)
@@ -62,7 +62,7 @@ def _side(direction: str | None) -> TruncationSide:
         case "right" | "left" as side:
             return side
     raise InvalidRequestError(
-        f"truncation_direction must be Right or Left, not {direction!r}.", param="truncation_direction"
+        f"truncation_direction must be 'Right' or 'Left', not {direction!r}.", param="truncation_direction"
     )
 
 
@@ -80,7 +80,7 @@ class EmbedRequest(WireRequest, TextOptions):
         Vectors of texts have unit length unless ``normalize`` is false, those of tokens by default the model's own.
         """
         return PoolJob(
-            prompts=list(map(_not_empty, prompts_of(self.inputs, network, param="inputs"))),
+            prompts=_none_empty(prompts_of(self.inputs, network, param="inputs")),
             tasks=(task,),
             input_params=self.input_params(),
             dimensions=self.dimensions,
@@ -123,22 +123,24 @@ class PredictRequest(WireRequest, TextOptions):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
-            raise InvalidRequestError("inputs mixes texts and lists.", param="inputs")
+            raise InvalidRequestError("inputs mixes texts and lists; send one or the other.", param="inputs")
         sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
         require_few(len(sequences), network, param="inputs")
         return PoolJob(
-            prompts=[_not_empty(_sequence(sequence)) for sequence in sequences],
+            prompts=_none_empty(list(map(_sequence, sequences))),
             tasks=("classify",),
             input_params=self.input_params(),
             activation="raw" if self.raw_scores else "probabilities",
         )
 
 
-def _not_empty(prompt: Prompt) -> Prompt:
-    """Return a prompt that has text or tokens. Raises ``EmptyInputError``: these clients find empty documents by it."""
-    if prompt == TextPrompt("") or prompt == PairPrompt("", ""):
-        raise EmptyInputError("`inputs` cannot be empty", param="inputs")
-    return prompt
+def _none_empty(prompts: list[Prompt]) -> list[Prompt]:
+    """Return prompts that have text or tokens. Raises ``EmptyInputError``: these clients find empty documents by it."""
+    for index, prompt in enumerate(prompts):
+        if prompt == TextPrompt("") or prompt == PairPrompt("", ""):
+            place = f": inputs[{index}] is empty" if len(prompts) > 1 else ""
+            raise EmptyInputError(f"`inputs` cannot be empty{place}", param="inputs")
+    return prompts
 
 
 def _sequence(sequence: object) -> Prompt:
@@ -149,7 +151,7 @@ def _sequence(sequence: object) -> Prompt:
             return PairPrompt(first, second)
         case []:
             raise EmptyInputError("inputs is empty.", param="inputs")
-    raise InvalidRequestError("Each of inputs must be a list of one text or of two, a pair.", param="inputs")
+    raise InvalidRequestError("inputs must be a text, or lists of one text or two, a pair.", param="inputs")
 
 
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:

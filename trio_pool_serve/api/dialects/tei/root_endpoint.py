@@ -29,7 +29,7 @@ from trio_pool_serve.api.fields.ranking import require_top
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError, TaskNotSupportedError
+from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, TaskNotSupportedError, listed
 from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
@@ -82,10 +82,10 @@ class RootRequest(WireRequest, Parameters):
         """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
         options = self.options
         if self.texts is not None:
-            refuse_given(self, ("inputs",), "is given beside texts: give one of the two")
-            refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for texts that are ranked")
+            refuse_given(self, ("inputs",), "cannot be sent with texts")
+            refuse_given(options, ("normalize", "dimensions", "top_k"), "is not for rankings")
             if self.query is None:
-                raise InvalidRequestError("texts are ranked by a query, which is missing.", param="query")
+                raise MissingFieldError("query")
             return RerankRequest(
                 query=self.query,
                 texts=self.texts,
@@ -93,10 +93,10 @@ class RootRequest(WireRequest, Parameters):
                 top_n=self.top_n,
                 **_text_options(options),
             ).job(network)
-        refuse_given(self, ("query", "return_text", "top_n"), "is for texts, which are missing")
+        refuse_given(self, ("query", "return_text", "top_n"), "needs `texts`, which is missing")
         match self.inputs:
             case None:
-                raise InvalidRequestError("The body needs one of these fields: inputs, texts.", param="inputs")
+                raise MissingFieldError("inputs", "texts")
             case SimilarityInputs() as inputs:
                 refuse_given(options, ("normalize", "dimensions", "raw_scores", "top_k"), "is not for similarities")
                 return SimilarityRequest(inputs=inputs, parameters=options).job(network)
@@ -111,15 +111,17 @@ def _text_options(options: Parameters) -> dict[str, Any]:
 
 def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
     if any(isinstance(row, list) and str in map(type, row) for row in inputs):
-        raise InvalidRequestError("inputs has texts in lists of lists, where token ids are taken.", param="inputs")
-    refuse_given(options, ("raw_scores", "top_k"), "is for labels, and this model makes vectors")
+        raise InvalidRequestError(
+            "inputs has lists of texts; this model accepts texts and lists of token ids.", param="inputs"
+        )
+    refuse_given(options, ("raw_scores", "top_k"), "is for labels, but this model returns vectors")
     return EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
     ).job(network)
 
 
 def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
-    refuse_given(options, ("normalize", "dimensions"), "is for vectors, and this model makes labels")
+    refuse_given(options, ("normalize", "dimensions"), "is for vectors, but this model returns labels")
     require_top(options.top_k, least=1, param="top_k")
     return PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options)).job(network)
 
@@ -148,8 +150,10 @@ async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
                 in_list=True,  # the hub's clients take the first item of a list here, even for a single text
             )
     if "score" in able:
-        raise InvalidRequestError("This model ranks texts by a query: send query and texts.", param="texts")
-    raise TaskNotSupportedError(f"The model {call.model.name!r} can only {', '.join(sorted(able))}; not on this route.")
+        raise InvalidRequestError("This model ranks texts: send `query` and `texts`.", param="texts")
+    raise TaskNotSupportedError(
+        f"This route cannot use the model `{call.model.name}`, which supports {listed(sorted(able), 'and')}."
+    )
 
 
 ROOT: Endpoint[RootRequest, InputsJob | ScoreJob] = Endpoint(

@@ -57,7 +57,7 @@ class SimilarityRequest(WireRequest):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
-            raise EmptyInputError("sentences is empty.", param="inputs")
+            raise EmptyInputError("inputs.sentences is empty.", param="inputs")
         require_few(len(self.inputs.sentences), network, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],

@@ -35,7 +35,8 @@ class TokenizeRequest(WireRequest):
         """Return the texts. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         if not all(texts) or not texts:
-            raise EmptyInputError("`inputs` cannot be empty", param="inputs")
+            place = f": inputs[{texts.index('')}] is empty" if len(texts) > 1 else ""
+            raise EmptyInputError(f"`inputs` cannot be empty{place}", param="inputs")
         require_few(len(texts), network, param="inputs")
         return texts
 

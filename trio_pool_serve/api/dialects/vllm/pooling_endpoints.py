@@ -25,7 +25,7 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.models import TASK_PREFERENCE
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError, listed
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool, task_named
 from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector, Vectors
@@ -124,7 +124,7 @@ class PoolingRequest(EmbeddingsRequest):
         has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
             others = () if has_labels else ("use_activation", "activation")
-            refuse_given(self, ("normalize", "dimensions", *others), "is not for the values of these tasks")
+            refuse_given(self, ("normalize", "dimensions", *others), "has no meaning for these tasks")
         if has_labels:
             return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
         return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))
@@ -133,12 +133,14 @@ class PoolingRequest(EmbeddingsRequest):
         if self.tasks is None:
             return () if self.task is None else (self.task,)
         if self.task is not None:
-            raise InvalidRequestError("Give task or tasks, not both.", param="tasks")
+            raise InvalidRequestError("Send `task` or `tasks`, not both.", param="tasks")
         if not self.tasks:
             raise EmptyInputError("tasks is empty.", param="tasks")
         tasks = tuple(dict.fromkeys(self.tasks))
         if len(tasks) > 1 and self.encoding.format in ("bytes", "bytes_only"):
-            raise InvalidRequestError("Bytes hold the values of one task.", param="encoding_format")
+            raise InvalidRequestError(
+                "encoding_format must be 'float' or 'base64' with several tasks.", param="encoding_format"
+            )
         return tasks
 
 
@@ -167,7 +169,7 @@ def main_task(folder: AnyModelFolder) -> PoolingTask:
     for task in (*([chosen] if chosen else []), *TASK_PREFERENCE):
         if task in able and task != "score":
             return task
-    raise TaskNotSupportedError(f"The model has nothing to pool; it can: {', '.join(sorted(able))}.")
+    raise TaskNotSupportedError(f"This route cannot use the model, which supports {listed(sorted(able), 'and')}.")
 
 
 def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task: PoolingTask) -> None:
@@ -177,7 +179,7 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
         # Of several tasks, the encoding is for the others.
         if len(job.tasks) == 1 and (encoding.format, encoding.dtype) != ("float", "float32"):
             param = "embed_dtype" if encoding.format == "float" else "encoding_format"
-            raise InvalidRequestError(f"{param} is not for sparse_embed, which is JSON numbers.", param=param)
+            raise InvalidRequestError(f"Leave out `{param}`: sparse_embed returns JSON numbers.", param=param)
         return
     dimensions = job.dimensions or call.model.engine.facts.dimensions
     if task in LABEL_TASKS:

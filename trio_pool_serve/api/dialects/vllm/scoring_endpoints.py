@@ -24,7 +24,7 @@ from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, requ
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError
 from trio_pool_serve.prompts import ScoreInput
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, score
@@ -87,12 +87,14 @@ class ScoreOptions(RequestOptions):
         others = sorted(kwargs.keys() - {"instruction", "add_generation_prompt"})
         if others:
             raise InvalidRequestError(
-                f"Of chat_template_kwargs only instruction can be set here, not {', '.join(others)}.",
+                f"chat_template_kwargs can set only `instruction` here, not {', '.join(others)}.",
                 param="chat_template_kwargs",
             )
         instruction = self.instruction if kwargs.get("instruction") is None else kwargs["instruction"]
         if not isinstance(instruction, str | None):
-            raise InvalidRequestError("instruction must be a text.", param="chat_template_kwargs")
+            raise InvalidRequestError(
+                "chat_template_kwargs.instruction must be a string.", param="chat_template_kwargs"
+            )
         return instruction
 
 
@@ -102,7 +104,7 @@ class RerankOptions(ScoreOptions):
 
     top_n: TopN | None = None
     return_documents: bool | None = None
-    rank_fields: list[str] | None = refused("no other field of a document is ranked", [["text"], []])
+    rank_fields: list[str] | None = refused("only the text of a document is ranked", [["text"], []])
     max_chunks_per_doc: TokenCount | None = refused("documents are not cut into chunks", [1])
 
 
@@ -135,19 +137,21 @@ class ScoreRequest(ScoreOptions):
         given = [pair for pair in SIDE_NAMES if missing.isdisjoint(pair)]
         if len(given) == 1:
             beside = sorted(names.difference(given[0]))
-            refuse_given(self, beside, f"is given beside {' and '.join(given[0])}: give one pair")
+            refuse_given(self, beside, f"cannot be sent with {' and '.join(given[0])}")
             return given[0]
         pairs = ", or ".join(map(" and ".join, SIDE_NAMES))
         alone = [pair for pair in SIDE_NAMES if len(missing.intersection(pair)) == 1]
-        param = next((name for pair in alone for name in pair if name in missing), None)  # it would complete the pair
-        raise InvalidRequestError(f"Give {'one' if given else 'both'} of {pairs}.", param=param)
+        partners = [name for pair in alone for name in pair if name in missing]
+        if partners and not given:
+            raise MissingFieldError(*partners)
+        raise InvalidRequestError(f"Send {'only one' if given else 'both'} of {pairs}.")
 
     def _side(self, name: str, network: NetworkConfig) -> Sequence[ScoreInput]:
         given: WireSide = getattr(self, name)
         sides = given if isinstance(given, list) else [given]
         if not sides:
             element = "text" if any(name == first for first, _ in SIDE_NAMES) else "text_pair"
-            raise EmptyInputError(f"At least one {element} element must be given: {name} is empty.", param=name)
+            raise EmptyInputError(f"{name} is empty: at least one {element} element must be given.", param=name)
         require_few(len(sides), network, param=name)
         return [
             side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
@@ -189,7 +193,7 @@ class DocumentObject:
         if self.content is not None:
             return ContentInput(content=self.content).prompt(network, place)
         if self.text is None:
-            raise InvalidRequestError("A document has neither text nor content.", param="documents")
+            raise InvalidRequestError(f"{place} has neither `text` nor `content`.", param="documents")
         return self.text
 
 

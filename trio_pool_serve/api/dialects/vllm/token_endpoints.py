@@ -43,15 +43,17 @@ class TokenizeRequest(ConversationFields):
         if self.messages is None:
             self.refuse_chat_fields(given)
             if self.input_type is not None and self.add_special_tokens is not None:
-                raise InvalidRequestError("input_type determines the special tokens.", param="add_special_tokens")
+                raise InvalidRequestError(
+                    "Leave out `add_special_tokens`: input_type determines them.", param="add_special_tokens"
+                )
             if self.tools:
-                raise InvalidRequestError("tools is for messages, not for prompt.", param="tools")
+                raise InvalidRequestError("Leave out `tools`: it is for messages, not for prompt.", param="tools")
             return self.prompt or ""
         if self.input_type is not None:
-            raise InvalidRequestError("input_type is for prompt, not for messages.", param="input_type")
+            raise InvalidRequestError("Leave out `input_type`: it is for prompt, not for messages.", param="input_type")
         conversation, *others = self.conversations(self.messages, network, param=given)
         if others:
-            raise InvalidRequestError("One conversation is tokenized at a time.", param="messages")
+            raise InvalidRequestError("messages must be one conversation.", param="messages")
         is_default = self.flag("add_generation_prompt") is None
         return evolve(
             conversation,
