@@ -33,11 +33,11 @@ kinds, formats and architectures.
 | --- | --- |
 | weights | The published weights were compared. |
 | files | A tiny model with random weights was compared (or refused), with the model's own published `config.json`. |
-| layout | The same with another `config.json`: of a sibling, of this architecture, or written after descriptions. |
+| layout | As *files*, but with another `config.json`: of a related model, or written from descriptions of this one. |
 | reading | Descriptions of the model were read. |
 
 *Tokens* is the longest input. *Memory* is computed: the number of parameters times 2 bytes, the size of the weights in
-bfloat16. On GPUs and CPUs without native bfloat16, the default is float32, which doubles it. Static embeddings are
+bfloat16. If the GPU or CPU has no native bfloat16, the default is float32, which doubles it. Static embeddings are
 always in float32, and counted so. The process and its batches need more; `check` measures both. Parameters are counted
 from `config.json`, by building the model on torch's meta device, or listed by mteb 2.26.24. *About* marks the size of
 another model with the same backbone. An empty cell means not known.
@@ -49,7 +49,7 @@ all sources.
 FAMILIES = """
 ## Families
 
-The number of models that work or are expected to, and the names of the others.
+The table counts the models that work or are expected to work, and names the others.
 
 | family | kinds | yes | expected | no | not known |
 | --- | --- | ---: | ---: | --- | --- |

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -53,6 +54,13 @@ def test_it_counts_what_the_comparisons_list():
     assert {same, answers} <= {*re.findall(r"\d+", page("compared-with-vllm").partition("\n## ")[0])}
     items = re.findall(r"\| (same|more|differs) \|", page("compared-with-tei"))
     assert f"[{len(items) - items.count('differs')} of {len(items)}](docs/compared-with-tei.md)" in README
-    hanging = re.findall(r"^\|.*\[(\w+)#\d+\]", page("what-hangs-others"), re.M)
-    others = " | ".join(f"{hanging.count(server)}" for server in ("vllm", "infinity", "TEI"))
-    assert f"| 0 of {len(hanging)} | {others} |" in README
+
+
+def test_it_counts_the_models_by_the_level_of_their_check():
+    levels = Counter(re.findall(r"^\| \S+ \| yes \| (\w+) \|", page("published-models"), re.M))
+    assert levels["weights"] == 2
+    assert (
+        f"Two models were compared with their published weights, {levels['files']} with their published config"
+        in README
+    )
+    assert f"these {re.findall(r'lists ([0-9]+) models', README)[0]} models" in page("published-models")

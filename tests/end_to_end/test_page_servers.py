@@ -63,11 +63,9 @@ def test_every_block_of_the_readme_is_run_by_a_test():
     """The first one by the tutorial's test, and in a fresh clone by ``test_scripts.py``; the last one runs this."""
     assert README[0] == "scripts/serve\n"
     assert README[-1] == "scripts/test fast\nscripts/test\n"
-    others = [
-        *map(blocks_with, ("/v1/embeddings", "from openai", "--port 8080", "/v1/rerank", "trio-pool-serve embed"))
-    ]
-    assert [*map(len, others)] == [1] * 5
-    assert len(README) == 2 + 5
+    of_others = ("/v1/embeddings", "from openai", "--port 8080", "reranker=", "/v1/rerank", "trio-pool-serve embed")
+    assert [len(blocks_with(text)) for text in of_others] == [1] * len(of_others)
+    assert len(README) == 2 + len(of_others)
 
 
 @pytest.mark.slow
@@ -97,7 +95,7 @@ async def test_the_readme_s_clients_get_vectors(tmp_path: Path, minilm: Path):
 
 @pytest.mark.slow
 async def test_the_readme_serves_a_reranker_beside_another_model(tmp_path: Path, minilm: Path):
-    serve, _, request = blocks_with("/v1/rerank")[0].partition("\n")
+    (serve,), (request,) = blocks_with("reranker="), blocks_with("/v1/rerank")
     models = {"all-MiniLM-L6-v2": minilm, "reranker": write_reranker(tmp_path / "reranker", minilm)}
     words = [f"{word.partition('=')[0]}={models[word.partition('=')[0]]}" for word in words_of(serve)[1:]]
     async with launched(tmp_path, *words, env=LOCAL) as server:
