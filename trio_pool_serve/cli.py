@@ -30,7 +30,7 @@ from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost, install_extra
 from trio_pool_serve.processes.child_process import flush_and_leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
-from trio_pool_serve.telemetry.logs import configure_logging
+from trio_pool_serve.telemetry.logs import configure_logging, logs_json
 from trio_pool_serve.telemetry.start_display import end_display
 from trio_pool_serve.telemetry.tracing import is_switched_on
 
@@ -121,10 +121,12 @@ def _run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *a
         trio.run(serve, *arguments)
     except Exception as error:
         cause = innermost(error)
-        if isinstance(cause, ModelLoadError | EngineDeadError | OSError):
-            _print_error(cause)
-        else:
+        if not isinstance(cause, ModelLoadError | EngineDeadError | OSError):
             logger.critical("the server has failed", exc_info=error)
+        elif logs_json(config.logging):
+            logger.critical("%s", cause)
+        else:
+            _print_error(cause)
         return 1
     return 0
 

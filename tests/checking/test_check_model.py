@@ -208,8 +208,8 @@ async def test_a_model_that_a_server_refuses_is_refused_with_the_same_words(tmp_
     serve = [*CHECK[:-1], "serve", str(model), "--port", "0"]
     served = await trio.run_process(serve, capture_stderr=True, check=False, cwd=ROOT)
     assert served.returncode == 1
-    (reason,) = (line for line in served.stderr.decode().splitlines() if line.startswith("trio-pool-serve: "))
-    reason = reason.removeprefix("trio-pool-serve: ")
+    log = map(json.loads, served.stderr.decode().splitlines())
+    (reason,) = (line["message"] for line in log if line["level"] == "CRITICAL")
     assert f"{model} does not work: {reason}" in checked.stderr.decode().splitlines()
     assert json.loads(checked.stdout) == {"servable": False, "error": reason}
 

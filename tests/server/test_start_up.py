@@ -3,7 +3,6 @@
 import errno
 import json
 import logging
-import os
 import re
 import shlex
 import signal
@@ -20,7 +19,7 @@ from attrs import evolve
 from tests.lanes import sampled
 from tests.models.static_families import STATIC
 from tests.server.server_process import free_port, launched
-from tests.server.terminal import Terminal, in_terminal
+from tests.server.terminal import CODES, Terminal, in_terminal
 from trio_pool_serve import __version__
 from trio_pool_serve.config import Config, NetworkConfig
 from trio_pool_serve.models.folder import read_model_folder
@@ -160,9 +159,22 @@ async def test_a_port_that_is_in_use_is_named_with_the_flag_that_helps(static_fo
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = (*SERVE, static_folder, "--port", str(port))
-        finished = await trio.run_process(arguments, capture_stderr=True, check=False, env={**os.environ})
-    assert finished.stderr.decode() == f"trio-pool-serve: Port {port} is in use; try another --port.\n"
+        finished = await trio.run_process(arguments, capture_stderr=True, check=False)
+        async with in_terminal(arguments, {}) as terminal:
+            assert await terminal.wait_exit() == 1
     assert finished.returncode == 1
+    (logged,) = map(json.loads, finished.stderr.splitlines())
+    assert (logged["level"], logged["message"]) == ("CRITICAL", f"Port {port} is in use; try another --port.")
+    assert terminal.seen[-1] == f"trio-pool-serve: Port {port} is in use; try another --port."
+
+
+async def test_a_model_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
+    arguments = (*SERVE, f"m={tmp_path}/none", "--port", str(free_port()))
+    async with in_terminal(arguments, {}) as terminal:
+        assert await terminal.wait_exit() == 1
+    lines = [line for line in CODES.sub("", terminal.raw.replace("\x1b[2K", "\n")).splitlines() if "none" in line]
+    assert lines[-1].startswith("trio-pool-serve: m cannot be loaded: ")
+    assert not [line for line in lines if "Error(" in line]
 
 
 @pytest.mark.parametrize(

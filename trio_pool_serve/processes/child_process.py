@@ -157,6 +157,9 @@ async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoRe
         await trio.sleep(pause_s)
 
 
+REPORTED = ("ModelLoadError", "EngineDeadError")
+"""Errors whose message is for the user: whoever runs the process reports them."""
+
 UNWIND_S = 15
 """Seconds for all tasks of a process to end after an error."""
 
@@ -175,7 +178,9 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
         except trio.Cancelled as cancelled:
             signal.alarm(UNWIND_S)
             if cancelled.source == "nursery":  # a task has failed
-                logger.critical("an error ends this process: %s", cancelled.reason)
+                is_reported = any(f"{name}(" in str(cancelled.reason) for name in REPORTED)
+                level = logging.DEBUG if is_reported else logging.CRITICAL
+                logger.log(level, "an error ends this process: %s", cancelled.reason)
             raise
 
     try:
