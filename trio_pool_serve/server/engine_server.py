@@ -88,7 +88,10 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
 
 
 async def _serve_until_signal(settings: EngineServerConfig, listener: EngineListener, ending: trio.Event) -> None:
-    listeners = await trio.open_tcp_listeners(settings.listen.port, host=settings.listen.host, backlog=BACKLOG)
+    try:
+        listeners = await trio.open_tcp_listeners(settings.listen.port, host=settings.listen.host, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"Cannot listen on --listen {settings.listen}: {error.strerror or error}.") from error
     timeout_s = settings.config.time_limits.drain_timeout_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listener.serve_until, ending, listeners, timeout_s)
