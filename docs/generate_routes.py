@@ -28,7 +28,7 @@ COMPUTING = """
 ## Routes that compute
 All of these routes are POST, and require a key if the server has keys. `model` in the body selects the model.
 
-If a path has several rows, the fields of the body choose the row: the first row of which the body has a field, or else
+If a path has several rows, the fields of the body choose the row: the first row that lists a field of the body, or else
 the row without fields.
 
 | path | dialect | bodies with | response |
