@@ -17,7 +17,7 @@ VIEWS = {
     "live": {},
     "similarity": {},
     "rerank": {},
-    "classify": {"Model": "classifier", "Texts, one a line": "a task is here\nis a task"},
+    "classify": {"Model": "classifier", "Texts, one per line": "a task is here\nis a task"},
     "token-classes": {"Model": "tagger", "Text": "A task met a task."},
     "late-interaction": {"Model": "minilm"},
     "sparse": {"Text": "the task is here"},

@@ -101,7 +101,7 @@ def test_a_server_that_is_gone_is_red_and_one_that_comes_back_is_shown(browser, 
             expect(badge(page)).to_have_text("ready")
             server.process.kill()
             server.process.wait()
-            expect(badge(page)).to_have_text("no answer")
+            expect(badge(page)).to_have_text("no response")
             expect(badge(page)).to_have_attribute("data-level", "bad")
             servers.enter_context(serving(second, *arguments, port=port))
             expect(badge(page)).to_have_text("ready")

@@ -81,7 +81,7 @@ def test_every_view_is_used_by_keyboard_alone(visit, server_url):
     for view, fields in FORMS.items():
         page.keyboard.press("ArrowRight")
         expect(page.locator(f"#tab-{view}")).to_be_focused()
-        for label in sorted(fields, key=["Model", "Query", "Document", "Text", "Texts, one a line"].index):
+        for label in sorted(fields, key=["Model", "Query", "Document", "Text", "Texts, one per line"].index):
             control = page.get_by_label(label, exact=True).first
             tab_to(page, control)
             if label == "Model":
@@ -105,7 +105,7 @@ def cosines(vectors: np.ndarray) -> np.ndarray:
 
 def test_the_heat_map_is_the_cosine_of_the_vectors(page, server_url):
     texts = ["How do I cancel a task?", "Cancel the scope.", "The soup needs salt."]
-    done(page, "similarity", {"Texts, one a line": "\n".join(texts)})
+    done(page, "similarity", {"Texts, one per line": "\n".join(texts)})
     answer = post(server_url, "/v1/embeddings", model="minilm", input=texts)
     expected = cosines(np.array([each["embedding"] for each in answer["data"]]))
     (shown,) = json.loads(exported(page, "JSON"))["results"]
@@ -124,7 +124,7 @@ def test_the_heat_map_is_the_cosine_of_the_vectors(page, server_url):
 def test_two_models_are_compared_side_by_side(page):
     open_view(page, "similarity")
     page.get_by_role("group", name="Compare with").get_by_label("Model").select_option("clip")
-    fill(page, {"Texts, one a line": "a task\nsoup"})
+    fill(page, {"Texts, one per line": "a task\nsoup"})
     run(page)
     expect(page.locator(".heat canvas")).to_have_count(2)
     assert [each["model"] for each in json.loads(exported(page, "JSON"))["results"]] == ["minilm", "clip"]
@@ -138,7 +138,7 @@ def test_two_prompts_are_compared_side_by_side(page, server_url):
     first.get_by_label("Prompt").select_option("query")
     second.get_by_label("Model").select_option("minilm")
     second.get_by_label("Prompt").select_option("document")
-    fill(page, {"Texts, one a line": "\n".join(texts)})
+    fill(page, {"Texts, one per line": "\n".join(texts)})
     run(page)
     shown = json.loads(exported(page, "JSON"))["results"]
     assert [each["prompt"] for each in shown] == ["query", "document"]
@@ -168,10 +168,10 @@ def test_images_that_are_chosen_dropped_and_pasted_are_compared_with_texts(page,
     page.get_by_role("group", name="Model", exact=True).get_by_label("Model").select_option("clip")
     page.get_by_label("Images", exact=True).set_input_files(str(file))
     expect(page.get_by_alt_text("red.png")).to_be_visible()
-    for kind, place in (("drop", page.locator(".drop")), ("paste", page.get_by_label("Texts, one a line"))):
+    for kind, place in (("drop", page.locator(".drop")), ("paste", page.get_by_label("Texts, one per line"))):
         place.evaluate(GIVE_FILE, [kind, [*file.read_bytes()]])
         expect(page.get_by_alt_text(f"{kind}.png")).to_be_visible()
-    fill(page, {"Texts, one a line": "a task"})
+    fill(page, {"Texts, one per line": "a task"})
     run(page)
     shown = json.loads(exported(page, "JSON"))
     assert shown["inputs"] == ["a task", "red.png", "drop.png", "paste.png"]
@@ -180,14 +180,14 @@ def test_images_that_are_chosen_dropped_and_pasted_are_compared_with_texts(page,
     assert abs(cosine[0, 1]) < 0.99
 
 
-TOO_MANY = {"Texts, one a line": "\n".join(map(str, range(65)))}
+TOO_MANY = {"Texts, one per line": "\n".join(map(str, range(65)))}
 
 
 @pytest.mark.parametrize(
     ("view", "fields", "said", "expected"),
     [
         pytest.param("similarity", TOO_MANY, "There are 65 inputs; at most 64", "", marks=pytest.mark.slow),
-        ("sparse", {"Text": "task " * 500}, "400: This model's maximum context length", "status of 400"),
+        ("sparse", {"Text": "task " * 500}, "400: input has ", "status of 400"),
     ],
     ids=["by the page", "by the server"],
 )
@@ -202,7 +202,7 @@ def test_a_request_that_is_refused_says_why(visit, server_url, view, fields, sai
 @pytest.mark.slow
 def test_documents_move_to_where_the_api_ranks_them_also_by_a_link(visit, page, server_url):
     documents, query = ["Season the soup.", "Cancel the scope.", "A tram."], "How do I cancel <b>&</b> stop?"
-    done(page, "rerank", {"Query": query, "Documents, one a line": "\n".join(documents)})
+    done(page, "rerank", {"Query": query, "Documents, one per line": "\n".join(documents)})
     results = post(server_url, "/v1/rerank", model="minilm", query=query, documents=documents)["results"]
     ranked = [documents[each["index"]] for each in results]
     rows = list(csv.DictReader(exported(page, "CSV").splitlines()))
@@ -220,7 +220,7 @@ def test_documents_move_to_where_the_api_ranks_them_also_by_a_link(visit, page, 
 
 @pytest.mark.slow
 def test_labels_have_the_api_s_probabilities(page, server_url):
-    done(page, "classify", {"Model": "classifier", "Texts, one a line": "a task\nis here"})
+    done(page, "classify", {"Model": "classifier", "Texts, one per line": "a task\nis here"})
     answer = post(server_url, "/classify", model="classifier", input=["a task", "is here"])
     shown = json.loads(exported(page, "JSON"))["results"]
     for result, each in zip(shown, answer["data"], strict=True):
@@ -266,7 +266,7 @@ def test_sparse_weights_are_those_of_the_api(page, server_url):
 
 
 def test_texts_labels_and_names_stay_texts(page):
-    done(page, "classify", {"Model": HOSTILE_NAME, "Texts, one a line": HOSTILE})
+    done(page, "classify", {"Model": HOSTILE_NAME, "Texts, one per line": HOSTILE})
     expect(page.locator(".text-view")).to_have_text(HOSTILE)
     expect(page.locator(".bar .name", has_text=HOSTILE)).to_have_count(1)
     assert page.evaluate("window.hacked") is None
@@ -277,7 +277,7 @@ def test_texts_labels_and_names_stay_texts(page):
 
 @pytest.mark.slow
 def test_a_report_is_one_file_that_asks_for_nothing(page, browser, tmp_path):
-    done(page, "similarity", {"Texts, one a line": f"a task\n{HOSTILE}"})
+    done(page, "similarity", {"Texts, one per line": f"a task\n{HOSTILE}"})
     file = tmp_path / "report.html"
     file.write_text(exported(page, "HTML"))
     requests: list[str] = []
@@ -293,7 +293,7 @@ def test_a_report_is_one_file_that_asks_for_nothing(page, browser, tmp_path):
 
 @pytest.mark.slow
 def test_a_request_is_repeated_by_what_the_page_shows(page):
-    done(page, "rerank", {"Query": 'it\'s a "query"', "Documents, one a line": "a task\n$HOME `id` 🙂"})
+    done(page, "rerank", {"Query": 'it\'s a "query"', "Documents, one per line": "a task\n$HOME `id` 🙂"})
     for language in ("curl", "Python"):
         page.locator("summary", has_text=language).click()
     command, program = [each.inner_text() for each in page.locator("details pre").all()]
@@ -329,6 +329,6 @@ def test_the_link_that_skips_to_the_content_keeps_the_view(page):
 
 @pytest.mark.slow
 def test_a_spreadsheet_computes_no_text(page):
-    done(page, "rerank", {"Documents, one a line": "=1+1\n@SUM(A1)"})
+    done(page, "rerank", {"Documents, one per line": "=1+1\n@SUM(A1)"})
     documents = [row["document"] for row in csv.DictReader(exported(page, "CSV").splitlines())]
     assert sorted(documents) == ["'=1+1", "'@SUM(A1)"]

@@ -32,7 +32,7 @@ export async function request(path, body, signal) {
     text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new RequestError(0, "The server does not answer.");
+    throw new RequestError(0, "The server does not respond.");
   }
   const elapsed = performance.now() - began;
   if (!response.ok) throw new RequestError(response.status, messageOf(response, text));
@@ -64,7 +64,7 @@ export async function* events(path, signal) {
     response = await fetch(new URL(path, BASE), { signal, headers: headers({ Accept: "text/event-stream" }) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new RequestError(0, "The server does not answer.");
+    throw new RequestError(0, "The server does not respond.");
   }
   if (!response.ok) throw new RequestError(response.status, messageOf(response, await response.text()));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -174,7 +174,7 @@ stream.subscribe(({ error, latest }) => {
     askForKey("This server requires an API key.");
   } else if (error) {
     const isForbidden = error.status === 403;
-    showState(isForbidden ? "key without admin" : "no answer", isForbidden ? "warn" : "bad", error.message);
+    showState(isForbidden ? "key without admin" : "no response", isForbidden ? "warn" : "bad", error.message);
   } else if (latest) {
     const down = Object.entries(latest.processes).filter(([, each]) => processState(each) !== "ready").map(([name]) => name);
     const level = latest.state === "ready" && down.length ? "warn" : LEVELS[latest.state] ?? "bad";

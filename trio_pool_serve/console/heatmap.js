@@ -26,7 +26,7 @@ const brightness = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 *
  */
 export function heatmap(title, values, [rowNames, columnNames], { low, high, onpick, cell = 52, verticalNames = false } = {}) {
   const [height, width] = [values.length, values[0]?.length ?? 0];
-  if (height * width > MAX_CELLS) return { element: h("p", {}, `${title}: ${height} × ${width} cells are too many to be drawn; the export has them.`) };
+  if (height * width > MAX_CELLS) return { element: h("p", {}, `${title}: ${height} × ${width} cells are too many to draw; export them instead.`) };
   const flat = values.flat().filter(Number.isFinite);
   const least = low ?? flat.reduce((a, b) => Math.min(a, b), Infinity);
   const most = high ?? flat.reduce((a, b) => Math.max(a, b), -Infinity);

@@ -5,7 +5,7 @@ import { fill, format, h, table } from "./elements.js";
 
 const STAGES = { render_wait: "wait to render", render: "render", queue: "queue", forward: "forward pass", copy_wait: "output copy", encode: "encode" };
 
-const REASONS = { queue: "queue full", memory: "memory", api_key: "limit of a key", loading: "loading", draining: "draining", unavailable: "unavailable" };
+const REASONS = { queue: "queue full", memory: "memory", api_key: "API key limit", loading: "loading", draining: "draining", unavailable: "unavailable" };
 
 const perSecond = (value) => format.number(value, 3);
 const count = (value) => format.number(value, 3);
@@ -24,7 +24,7 @@ function charts() {
     timeChart("Rows in the queue", [["rows", 1, (sample) => sample.queued_rows]], count),
     timeChart("Tokens in the queue", [["tokens", 2, (sample) => sample.queued_tokens]], count),
     timeChart("Batch fill and padding", [
-      ["tokens of the budget", 1, (sample) => sample.batch_fill], ["padding", 2, (sample) => sample.padding],
+      ["token budget used", 1, (sample) => sample.batch_fill], ["padding", 2, (sample) => sample.padding],
     ], format.share),
     timeChart("Rows per batch", [["rows", 3, (sample) => sample.batch_rows]], count),
     timeChart("Tokens per second", [["tokens", 4, (sample) => sample.tokens]], count),
@@ -96,7 +96,7 @@ export function liveView(main, stream) {
     now.replaceChildren(...tiles(latest));
     fill(processes, PROCESS_COLUMNS, processRows(latest));
     fill(models, MODEL_COLUMNS, modelRows(latest));
-    note.textContent = `${samples.length} samples, one a second while this page is open somewhere; the last of ${new Date(latest.time * 1e3).toLocaleTimeString()}.`;
+    note.textContent = `${samples.length} samples, one per second while the console is open in any browser; latest: ${new Date(latest.time * 1e3).toLocaleTimeString()}.`;
     for (const chart of all) chart.update(samples);
   });
   return () => {

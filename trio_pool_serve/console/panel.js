@@ -90,7 +90,7 @@ export function workbench(main, { title, about, controls, action, run, read, fra
     const fits = frame.state.set(read());
     try {
       await navigator.clipboard.writeText(location.href);
-      say(fits ? "The link is in the clipboard." : "The texts are too long for a link; it leads to this view only.");
+      say(fits ? "Link copied." : "Link copied without the texts, which are too long.");
     } catch {
       say(fits ? "The link is in the address bar." : "The texts are too long for a link.");
     }
@@ -137,5 +137,5 @@ function waterfall({ path, stages, elapsed }) {
   bars.push(bar("network, browser", elapsed, format.ms((elapsed - inServer) / 1e3), { high: elapsed, start: Math.min(inServer, elapsed), colour: "var(--muted)" }));
   return h("div", { class: "waterfall", role: "group", "aria-label": `Time of ${path}` },
     h("p", {}, h("code", {}, path), `: ${format.ms(elapsed / 1e3)} in all`, notes.length ? `; ${notes.join(", ")}` : ""), bars,
-    h("p", { class: "hint" }, "With several inputs, each bar is the longest time of any of them. Stages overlap."));
+    h("p", { class: "hint" }, "With several inputs, each bar shows the longest time of all inputs. Stages overlap."));
 }

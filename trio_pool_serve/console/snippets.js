@@ -45,6 +45,6 @@ async function copy(button, text) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Select it and copy";
+    button.textContent = "Select and copy";
   }
 }

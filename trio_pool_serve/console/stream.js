@@ -56,7 +56,7 @@ export class LiveStream {
         this.#fail(new RequestError(0, "The server closed the connection."));
       } catch (error) {
         if (signal.aborted) return;
-        this.#fail(silent.signal.aborted ? new RequestError(0, "The server sends nothing.") : error);
+        this.#fail(silent.signal.aborted ? new RequestError(0, "The server sends no data.") : error);
         if (error.status === 401 || error.status === 403) return this.stop();  // until there is another key
       } finally {
         clearTimeout(timer);

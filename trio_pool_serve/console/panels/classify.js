@@ -14,7 +14,7 @@ export const classify = {
   open(main, models, frame) {
     const state = frame.state.get();
     const model = modelSelect(models, state.model);
-    const [texts, textField] = textArea("Texts, one a line", state.texts ?? EXAMPLE, 6);
+    const [texts, textField] = textArea("Texts, one per line", state.texts ?? EXAMPLE, 6);
 
     async function run(signal) {
       const given = lines(texts.value);
@@ -43,5 +43,5 @@ function bars(scores) {
   const axis = { low: Math.min(0, ...values), high: Math.max(1, ...values) };
   const more = scores.length - SHOWN;
   return h("div", { class: "bars" }, scores.slice(0, SHOWN).map(([label, value]) => bar(label, value, format.number(value, 4), axis)),
-    more > 0 ? h("p", { class: "hint" }, `${more} more in the export`) : null);
+    more > 0 ? h("p", { class: "hint" }, `${more} more are in the export`) : null);
 }

@@ -71,7 +71,7 @@ function picture(asks, answers, similarities, { total, score, isTrained }) {
       chip.style.setProperty("--weight", (0.75 * Math.max(0, (row[at] - low) / (high - low || 1)) ** 2).toFixed(3));
       chip.dataset.best = String(at === best[chosen]);
     });
-    says.textContent = `${names[0][chosen]} is answered by ${names[1][best[chosen]]}: ${format.number(row[best[chosen]], 4)}`;
+    says.textContent = `${names[0][chosen]} is most similar to ${names[1][best[chosen]]}: ${format.number(row[best[chosen]], 4)}`;
   }
 
   const map = heatmap("Similarity of tokens", similarities, names, { onpick: show, cell: 34, verticalNames: true });

@@ -16,11 +16,11 @@ export const rerank = {
     const state = frame.state.get();
     const model = modelSelect(models, state.model);
     const [query, queryField] = textArea("Query", state.query ?? QUERY, 2);
-    const [documents, documentField] = textArea("Documents, one a line", state.documents ?? DOCUMENTS, 10);
+    const [documents, documentField] = textArea("Documents, one per line", state.documents ?? DOCUMENTS, 10);
 
     async function run(signal) {
       const given = lines(documents.value);
-      if (!given.length) throw new InputError("There are no documents.");
+      if (!given.length) throw new InputError("Enter at least one document.");
       const asked = await request("v1/rerank", { model: model.value, query: query.value, documents: given }, signal);
       const ranked = asked.json.results.map(({ index, relevance_score }, rank) => ({ rank, index, moved: index - rank, score: relevance_score, text: given[index] }));
       return {

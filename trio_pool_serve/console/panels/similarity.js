@@ -16,7 +16,7 @@ export const similarity = {
   accepts: (model) => model.tasks.includes("embed"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const [texts, textField] = textArea("Texts, one a line", state.texts ?? EXAMPLE, 8);
+    const [texts, textField] = textArea("Texts, one per line", state.texts ?? EXAMPLE, 8);
     const images = models.some((model) => model.accepts_images) ? new ImageDrop() : null;
     const side = (name, withNone) => {
       const model = modelSelect(models, state[`model_${name}`], withNone ? { none: "nothing" } : {});
@@ -30,7 +30,7 @@ export const similarity = {
     async function run(signal) {
       const given = lines(texts.value);
       const names = [...given, ...(images?.names ?? [])];
-      if (!names.length) throw new InputError("There is nothing to compare.");
+      if (!names.length) throw new InputError("Enter at least one text, or add an image.");
       if (names.length > MAX_INPUTS) throw new InputError(`There are ${names.length} inputs; at most ${MAX_INPUTS} are compared.`);
       const input = images?.urls.length ? [...given.map((text) => ({ text })), ...images.urls.map((image) => ({ image }))] : given;
       const asked = sides.filter(({ model }) => model.value);

@@ -40,8 +40,8 @@ export const sparse = {
     }
 
     return workbench(main, {
-      title: "Sparse", about: "Weights over the vocabulary. Tokens of the text are highlighted by weight; the model adds the other terms.", action: "Weigh", frame, run,
-      controls: [field("Model", model), field("The text is", inputType), textField],
+      title: "Sparse", about: "Weights over the vocabulary. Tokens of the text are highlighted by weight; the model added the other terms.", action: "Compute weights", frame, run,
+      controls: [field("Model", model), field("Input type", inputType), textField],
       read: () => ({ model: model.value, input_type: inputType.value, text: text.value }),
     });
   },

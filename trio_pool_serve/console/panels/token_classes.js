@@ -28,7 +28,7 @@ export const tokenClasses = {
       const labels = models.find(({ id }) => id === model.value)?.labels ?? [];
       const [{ data, shape }] = asked.json.data;
       const scores = rows(floats(data), shape);
-      if (scores.length !== placed.tokens.length) throw new Error(`${scores.length} tokens were computed, but the text has ${placed.tokens.length}: it is truncated, or has a prompt.`);
+      if (scores.length !== placed.tokens.length) throw new Error(`${scores.length} tokens were computed, but the text has ${placed.tokens.length}: it was truncated, or a prompt was prepended.`);
       const tokens = placed.tokens.map((token, at) => {
         const best = scores[at].indexOf(Math.max(...scores[at]));
         return { ...token, label: labels[best] ?? `LABEL_${best}`, best, score: scores[at][best] };
