@@ -195,7 +195,7 @@ def test_a_signal_commits_and_stops_and_the_same_command_goes_on(tmp_path, model
 def test_a_run_without_a_journal_that_is_stopped_says_that_it_begins_again(model, rows):
     status, printed = ended(start(model, rows, Path("-"), "after journal", 2, signal.SIGINT))
     assert status == 130
-    assert "The same command begins again, because it keeps no journal" in printed
+    assert "The same command starts again: with standard input or output, no journal is kept" in printed
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ async def test_a_server_whose_own_engine_processes_have_all_failed_computes_on_i
         scripted(tmp_path, *given, *also_here, env=fails) as server,
         client_of(server.url) as client,
     ):
-        await server.wait_logged("has failed, 0 of 2 replicas are left, and --engine-hosts")
+        await server.wait_logged("failed, leaving 0 of 2 replicas and --engine-hosts")
         assert await statuses_of(client, 3) == {200: 3}
         replicas = (await client.get("/load")).json()["models"]["m"]["replicas"]
         assert [replica["state"] for replica in replicas.values()] == ["failed", "failed"]

@@ -87,8 +87,8 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
                 raise StorageError(f"{database.path} cannot be read: {error}") from error
             if changes := before.changes(identity, nothing_failed=not position.failed):
                 raise BulkInputError(
-                    f"This run cannot resume the one that wrote the output: {changes} Name another output, or use "
-                    "--overwrite to start again."
+                    f"The output was written by another run, which cannot be resumed: {changes} Name another output, "
+                    "or use --overwrite to start again."
                 )
             identity = evolve(identity, input=before.input)
             await database.run(lambda connection: _put(connection, "identity", identity))
