@@ -207,7 +207,7 @@ async def test_a_text_whose_vector_is_not_finite_is_named(model: AsyncModel, scr
 async def test_a_task_that_the_model_does_not_support_is_refused_with_those_that_it_does(model: AsyncModel):
     serve_as(model.service, LateInteraction())
     for call in (model.embed(["a"]), model.sparse(["a"]), model.classify(["a"])):
-        with pytest.raises(TaskNotSupportedError, match="Supported tasks of `.*`: score, token_embed"):
+        with pytest.raises(TaskNotSupportedError, match=r"Supported tasks of `.*`: score, token_embed"):
             await call
 
 

@@ -67,7 +67,7 @@ ERRORS = [
     ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding", "Leave out `padding`"),
     ("/rerank", {"query": "a", "documents": ["b"], "padding": "max_length"}, "padding", "Leave out `padding`"),
     ("/tokenize", {"prompt": "x" * 200_001}, "prompt", "characters"),
-    ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has -1; this model's token ids are 0 to 209."),
+    ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has -1; this model's vocabulary has the ids 0 to 209."),
 ]
 
 

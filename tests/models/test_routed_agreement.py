@@ -147,7 +147,7 @@ async def test_token_ids_and_windows_belong_to_the_route_of_their_input_type(tmp
             assert np.abs(row - encode(text)).max() < 1e-5
     outside = TokensPrompt(np.array([ours.folder.routes[0].vocab_size]))  # which the table has
     await ours.render(outside, RenderingParams(input_type="query"))
-    with pytest.raises(InvalidRequestError, match="this model's ids are 0 to"):
+    with pytest.raises(InvalidRequestError, match="this model's vocabulary has the ids 0 to"):
         await ours.render(outside, RenderingParams(input_type="document"))
 
 

@@ -131,7 +131,7 @@ async def test_token_ids_are_those_of_the_table_whatever_the_tokenizer_has(tmp_p
     (row,) = await ours.compute([TokensPrompt(np.array([len(table) - 1, 0]))])
     assert np.abs(row - table[[-1, 0], : len(row)].mean(axis=0)).max() < 1e-6
     for outside in (-1, len(table)):
-        with pytest.raises(InvalidRequestError, match=f"this model's ids are 0 to {len(table) - 1}"):
+        with pytest.raises(InvalidRequestError, match=f"this model's vocabulary has the ids 0 to {len(table) - 1}"):
             await ours.compute([TokensPrompt(np.array([outside]))])
 
 

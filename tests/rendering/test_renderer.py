@@ -192,7 +192,7 @@ OUTSIDE = [-1, len(VOCABULARY), 2**31 + 5, 2**40, -(2**63)]
             (
                 [1, outside, 2],
                 InvalidRequestError,
-                f"token id {outside}; this model's ids are 0 to {len(VOCABULARY) - 1}",
+                f"token id {outside}; this model's vocabulary has the ids 0 to {len(VOCABULARY) - 1}",
             )
             for outside in OUTSIDE
         ),

@@ -88,7 +88,8 @@ async def detokenize(
         outside = row[(row < 0) | (row >= size)]
         if len(outside):
             raise InvalidRequestError(
-                f"{{token_ids}} has {outside[0]}; this model's token ids are 0 to {size - 1}.", field="token_ids"
+                f"{{token_ids}} has {outside[0]}; this model's vocabulary has the ids 0 to {size - 1}.",
+                field="token_ids",
             )
     renderer, client = model.renderer, context.client.number
     return [await renderer.detokenize(row, client, skip_special_tokens=skip_special_tokens) for row in ids]

@@ -89,7 +89,7 @@ REFUSED = {
     b'{"model": "b\\u0000"}': "", b'{"model": "' + b"x" * 5000 + b'"}': "",
     B + b'"name": ""}': "", B + b'"name": "c\\n"}': "", B + b'"name": "c", "aliases": ["c"]}': "",
     B + b'"aliases": [' + b",".join(b'"%d"' % n for n in range(17)) + b"]}": "",
-    B + b'"nmae": "c"}': "no setting `nmae`. Accepted are: model, aliases, revision",
+    B + b'"nmae": "c"}': "Unknown key nmae; accepted: model, aliases, revision",
     B + b'"dtype": "int3"}': "accepted: auto, float32, bfloat16, float16, int8",
     B + b'"max_model_len": "9"}': "", B + b'"max_model_len": 0}': "", B + b'"device": "cpu"}': "",
     B + b'"cache_dir": "/tmp"}': "", B + b'"served_model_name": "c"}': "", B + b'"pooler_config": "x"}': "",

@@ -219,7 +219,7 @@ async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_
         for _ in range(3):
             answer = await client.get("/readyz?deep=true")
             assert (answer.status_code, answer.json()["status"]) == (503, "failing")
-            assert "not come back" in answer.json()["reason"]
+            assert "not computed within" in answer.json()["reason"]
             for path in ("/livez", "/readyz", "/health"):
                 assert (await client.get(path)).status_code == 200
         assert probed.default.engine.statistics().queued_rows == 0

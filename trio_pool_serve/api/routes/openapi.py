@@ -135,14 +135,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "text/event-stream",
     ),
     ("GET", "/console/models"): Operation(
-        "What each model can do, as far as the console's forms depend on it.", [{"id": "org/model", "tasks": ["embed"]}]
+        "The tasks and options of each model, for the console's forms.", [{"id": "org/model", "tasks": ["embed"]}]
     ),
     ("POST", "/v1/files"): Operation("Upload a file of requests, as multipart/form-data.", {"id": "file-0"}),
     ("GET", "/v1/files"): Operation("The files of the API key.", {"object": "list", "data": []}),
     ("GET", "/v1/files/{name}"): Operation("One file.", {"id": "file-0", "object": "file", "purpose": "batch"}),
     ("DELETE", "/v1/files/{name}"): Operation("Remove a file.", {"id": "file-0", "object": "file", "deleted": True}),
     ("GET", "/v1/files/{name}/content"): Operation("The bytes of a file.", "{}", "application/octet-stream"),
-    ("POST", "/v1/batches"): Operation("Have the requests of a file computed.", {"id": "batch_0", "object": "batch"}),
+    ("POST", "/v1/batches"): Operation(
+        "Create a job that computes the requests of a file.", {"id": "batch_0", "object": "batch"}
+    ),
     ("GET", "/v1/batches"): Operation("The batches of the API key.", {"object": "list", "data": []}),
     ("GET", "/v1/batches/{name}"): Operation("One batch.", {"id": "batch_0", "status": "in_progress"}),
     ("POST", "/v1/batches/{name}/cancel"): Operation("Cancel a batch.", {"id": "batch_0", "status": "cancelling"}),

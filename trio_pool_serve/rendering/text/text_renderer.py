@@ -175,8 +175,9 @@ class TextRenderer:
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(
-                f"An input has the token id {outside[0]}; this model's ids are 0 to {self.vocab_size - 1}. Did another "
-                "model's tokenizer make it? With langchain-openai, set check_embedding_ctx_length=False to send texts.",
+                f"An input has the token id {outside[0]}; this model's vocabulary has the ids 0 to "
+                f"{self.vocab_size - 1}. Did another model's tokenizer make it? With langchain-openai, set "
+                "check_embedding_ctx_length=False to send texts.",
                 field="prompts",
             )
         return self.text_format.finish(ids.astype(np.int32), params.input_type)

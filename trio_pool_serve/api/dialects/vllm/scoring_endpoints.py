@@ -151,7 +151,7 @@ class ScoreRequest(ScoreOptions):
         sides = given if isinstance(given, list) else [given]
         if not sides:
             element = "text" if any(name == first for first, _ in SIDE_NAMES) else "text_pair"
-            raise EmptyInputError(f"{name} is empty: at least one {element} element must be given.", param=name)
+            raise EmptyInputError(f"{name} is empty. At least one {element} element must be given.", param=name)
         require_few(len(sides), network, param=name)
         return [
             side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
