@@ -164,7 +164,7 @@ async def test_adapters_of_a_new_model_and_unknown_parents_are_refused(live):
     assert (await add(live, "law", parent="typo")).status_code == 404, "* names no parent"
     assert (await lora(live, "unload", lora_name="a"))[0] == 404
     status, said = await lora(live, "load", lora_name="a", lora_path=str(live.folder / "law"))
-    assert (status, "There is a model `a` already" in said) == (409, True)
+    assert (status, "A model `a` exists already" in said) == (409, True)
 
 
 async def test_the_fingerprint_of_an_adapter_is_that_of_its_responses(live):

@@ -395,7 +395,7 @@ async def test_without_room_a_request_is_told_when_to_come_again(tmp_path):
         async with live.in_use("a"):
             for refused in (await live.embed("b"), await live.load("c")):
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-                assert "all 1 that may be loaded are in use" in refused.text
+                assert "--max-loaded-models is 1, and all loaded models are in use" in refused.text
         assert await live.states() == {"a": "loaded", "b": "unloaded"}
         assert (await live.embed("b")).status_code == 200
 
@@ -434,7 +434,7 @@ async def test_a_model_that_cannot_be_loaded_again_is_refused_without_its_path_a
         for _ in range(3):
             answer = await live.embed("b")
             assert (answer.status_code, str(tmp_path) in answer.text) == (503, False)
-            assert "the server's log has the reason" in answer.text
+            assert "the server's log contains the reason" in answer.text
         assert live.loader.loads["b"] == 1  # further attempts wait
         live.loader.broken.clear()
         live.service.served["b"].retry_at = 0.0

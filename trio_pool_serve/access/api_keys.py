@@ -198,7 +198,7 @@ class ApiKeys:
         known = [name for source in self.config.sources for name in (*source.names, *source.adapters)]
         of_file = {} if path is None else read_key_file(path, None if self.config.model_changes.model_api else known)
         if of_file.keys() & self._of_flags.keys():
-            raise ValueError(f"--api-keys-file {path}: one of its keys is among those of --api-key.")
+            raise ValueError(f"--api-keys-file {path}: one of its keys is also set by --api-key.")
         return of_file
 
     async def load(self, offload: Offload) -> None:
@@ -231,9 +231,9 @@ class ApiKeys:
         try:
             await self.load(offload)
         except ModelLoadError as error:
-            logger.error("the API keys stay as they were: %s", error)  # noqa: TRY400  (the message says it all)
+            logger.error("reloading the API keys failed; the previous ones stay in use: %s", error)  # noqa: TRY400  (the message says it all)
         else:
-            logger.info("the API keys have been read again: there are %d", len(self._by_digest))
+            logger.info("reloaded the API keys: %d", len(self._by_digest))
 
     def __repr__(self) -> str:
         return f"<ApiKeys {len(self._by_digest)}>"

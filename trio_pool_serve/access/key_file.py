@@ -73,7 +73,7 @@ def read_key_file(path: Path, known_models: Collection[str] | None) -> dict[byte
         raise ValueError(f"--api-keys-file {path}: {error}.") from None
     mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        logger.warning("the file of --api-keys-file is open to other users (mode %o): chmod 600", stat.S_IMODE(mode))
+        logger.warning("other users can read the file of --api-keys-file (mode %o): run chmod 600", stat.S_IMODE(mode))
     return keys
 
 
@@ -92,6 +92,6 @@ def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) ->
         if digest in keys:
             raise ValueError(f"[{keys[digest].name}] and [{name}] have the same key")
         if known_models is not None and not (table.models or frozenset()).issubset(known_models):
-            raise ValueError(f"[{name}] names a model that is not served; those are {', '.join(known_models)}")
+            raise ValueError(f"[{name}] names a model that is not served; served models: {', '.join(known_models)}")
         keys[digest] = ApiKey(name=name, **{field: getattr(table, field) for field in _Permissions.__struct_fields__})
     return keys

@@ -39,7 +39,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, written: Calla
 
     ``written`` returns a name as users write it.
     """
-    similar = get_close_matches(name, known, n=1)
+    similar = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; did you mean {written(similar[0])}?" if similar else otherwise
 
 

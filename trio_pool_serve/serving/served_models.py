@@ -236,7 +236,9 @@ class ServedModels(NamedModels):
             await served.settled.wait()
             if served.failure:  # not told to clients: it may name files
                 name = served.source.name
-                raise UnavailableError(f"The model `{name}` cannot be loaded now; the server's log has the reason.")
+                raise UnavailableError(
+                    f"The model `{name}` cannot be loaded now; the server's log contains the reason."
+                )
         return use.adapted(model)
 
     # -- changes ----------------------------------------------------------------------------------------
@@ -263,9 +265,9 @@ class ServedModels(NamedModels):
         """Raise ``ConflictError`` or ``QuotaExceededError`` unless a model or adapter of these names can be added."""
         self.require_started()
         if taken := [name for name in names if self.named(name) is not None]:
-            raise ConflictError(f"There is a model `{taken[0]}` already.")
+            raise ConflictError(f"A model `{taken[0]}` exists already.")
         if len(self.by_name) + len(self.adapters_among(None)) >= MAX_MODELS:
-            raise QuotaExceededError(f"There are {MAX_MODELS} models already; some must be unloaded first.")
+            raise QuotaExceededError(f"The limit of {MAX_MODELS} models is reached; unload some first.")
 
     async def remove(self, served: ServedModel, *, drains: bool) -> None:
         """Remove a model: unload it, or stop loading it, and return when its memory is free.
@@ -319,9 +321,7 @@ class ServedModels(NamedModels):
         if most is None or len(present) < most:
             return
         if not self._idle():
-            raise UnavailableError(
-                f"Another model has to be unloaded first, and all {most} that may be loaded are in use."
-            )
+            raise UnavailableError(f"--max-loaded-models is {most}, and all loaded models are in use. Retry later.")
         self._begin_unloading(min(self._idle(), key=lambda served: served.idle_since))
 
     def _begin_unloading(self, served: ServedModel) -> None:

@@ -19,7 +19,7 @@ class Meaning:
 
 _ENGINE = {
     "ready": "ready engines",
-    "stalled": "stalled engines: ready, but no outputs come back",
+    "stalled": "stalled engines: ready, but returning no outputs",
     "queued_rows": "rows waiting to be computed",
     "queued_tokens": "tokens of these rows",
     "in_flight_batches": "batches launched and not finished",
@@ -51,15 +51,15 @@ GAUGES: Mapping[str, Meaning] = {
         {
             "loading": "no engine is ready",
             "ready": "the model can be computed",
-            "stalled": "no outputs come back from its engines",
+            "stalled": "its engines return no outputs",
             "dead": "the engine has stopped, and the process will exit",
             "unloaded": "the next request for the model loads it",
         },
         ("model",),
     ),
     "model_memory_bytes": Meaning(
-        "Growth of the processes that compute a model while they loaded it; 0 while it is not loaded",
-        {"resident": "resident memory, mapped files included", "device": "tensors in GPU memory"},
+        "Growth of the processes that compute a model during its loading; 0 while it is not loaded",
+        {"resident": "resident memory, including mapped files", "device": "tensors in GPU memory"},
         ("model",),
     ),
     "engine": Meaning("Load of a model's engines", _ENGINE, ("model",)),
@@ -72,7 +72,7 @@ GAUGES: Mapping[str, Meaning] = {
         "Links to engines on other machines, summed over all API processes",
         {
             "connected": "API processes connected to the engine",
-            "waiting_rows": "rows sent whose outputs have not come back",
+            "waiting_rows": "rows sent and not yet returned",
             "waiting_tokens": "tokens of these rows",
             "losses": "lost connections",
         },
@@ -90,7 +90,9 @@ GAUGES: Mapping[str, Meaning] = {
             "start_time_seconds": "start of the first of them, in seconds since the epoch",
         },
     ),
-    "log_lines": Meaning("Lines of the log", {"dropped": "lines not written: stderr was unread, or its disk full"}),
+    "log_lines": Meaning(
+        "Lines of the log", {"dropped": "lines not written: nothing read stderr, or its disk was full"}
+    ),
     "tasks": Meaning("Trio tasks", {"living": "tasks that have not ended"}),
     "connections": Meaning("Connections of clients", {"open": "open connections", "limit": "their limit"}),
     "request_memory_bytes": Meaning("Bytes that requests hold", {"all": "bodies, images, token vectors"}),
@@ -105,9 +107,9 @@ GAUGES: Mapping[str, Meaning] = {
     "media_cache": Meaning(
         "Cache of prepared images",
         {
-            "entries": "images in it",
+            "entries": "cached images",
             "bytes": "their memory",
-            "hits": "lookups of images that were there, or being prepared, since the start",
+            "hits": "lookups of images that were cached or being prepared, since the start",
             "misses": "lookups of other images, since the start",
             "in_flight": "images being prepared",
         },
@@ -115,11 +117,11 @@ GAUGES: Mapping[str, Meaning] = {
     "result_cache": Meaning(
         "Cache of results, `--result-cache-bytes`",
         {
-            "entries": "inputs whose outputs are in it",
-            "bytes": "their memory, with Python's own for each",
-            "hits": "lookups of inputs that were there, since the start",
-            "misses": "lookups of inputs that were not, since the start",
-            "evictions": "inputs dropped for others, since the start",
+            "entries": "inputs with cached outputs",
+            "bytes": "their memory, including Python's objects",
+            "hits": "hits, since the start",
+            "misses": "misses, since the start",
+            "evictions": "evicted inputs, since the start",
         },
     ),
     "media_fetches": Meaning(

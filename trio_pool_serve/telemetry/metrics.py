@@ -53,11 +53,11 @@ FAULTS = {
 
 REFUSALS = {
     "queue": "429: the request would wait longer than `--max-queue-s`, or past its deadline",
-    "memory": "429: all requests, or its client's, hold as much memory as they may",
+    "memory": "429: all requests, or its client's, have reached their limit of memory",
     "api_key": "429: its API key has reached a limit",
     "loading": "503: no engine of its model is ready",
     "draining": "503: the server is draining",
-    "unavailable": "503: an engine, or another process that the request needs, has ended or is in use",
+    "unavailable": "503: an engine, or another process that the request needs, has exited or is in use",
 }
 
 
@@ -129,14 +129,14 @@ class Metrics(Collector):
 
         self.render_wait = seconds("render_wait", "Wait of a chunk of one request's prompts for a renderer thread")
         self.render = seconds("render", "Rendering of a chunk of one request's prompts")
-        self.encode = seconds("encode", "Encoding of one response, the wait for a thread included")
+        self.encode = seconds("encode", "Encoding of one response, including the wait for a thread")
         self.total = seconds("request", "One request, from its first byte read to its encoded response")
         self._of_models: Mapping[str, Any] = {
             "queue": by_model("queue_seconds", "Wait of one row in the engine's queue"),
             "forward": by_model("forward_seconds", "Launch of one batch; on CPU, its whole forward pass"),
             "copy_wait": by_model("copy_wait_seconds", "Wait until one launched batch's outputs are on the host"),
             "batch_rows": by_model("batch_rows", "Rows per batch", ROWS),
-            "batch_tokens": by_model("batch_tokens", "Tokens per batch, padding included", TOKENS),
+            "batch_tokens": by_model("batch_tokens", "Tokens per batch, including padding", TOKENS),
             "tokens": count("tokens", "Tokens computed, without padding", "model"),
             "busy": count(BUSY.removeprefix(PREFIX), "Seconds with a batch in flight", "model"),
             "padding_waste": by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES),
@@ -148,10 +148,11 @@ class Metrics(Collector):
         self.loop_lag = seconds("loop_lag", "How late the event loop wakes a sleeping task")
         self.requests = count("requests", "Requests answered by a task route")
         self.failures = count("request_failures", "Requests of any route answered by an error")
-        refusals = count("refusals", "Requests refused for the server's state or its limits, by reason", "of")
+        refusals = count("refusals", "Requests refused because of the server's state or limits, by reason", "of")
         self._refusals = {of: refusals.labels(of) for of in REFUSALS}
         self.connections_refused = count(
-            "connections_refused", "Connections refused unread: above the limits, or as the loop lags"
+            "connections_refused",
+            "Connections refused without being read: above the limits, or because the event loop lags",
         )
         self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
         self.registry.register(self)

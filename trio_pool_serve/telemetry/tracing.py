@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import trio
 
+from trio_pool_serve.errors import install_extra
+
 OWN = "trio_pool_serve."
 W3C = ("traceparent", "tracestate")
 EMBEDDING_ROUTES = ("/embeddings", "/embed", "/embed_all", "/embed_sparse", "/multimodalembeddings")
@@ -40,7 +42,7 @@ def is_switched_on() -> bool:
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return False
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ValueError("Traces (OTEL_EXPORTER_OTLP_ENDPOINT) need trio-pool-serve[otel].")
+        raise ValueError(f"Traces (OTEL_EXPORTER_OTLP_ENDPOINT) require more packages. {install_extra('otel')}")
     return True
 
 
