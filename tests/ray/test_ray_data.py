@@ -96,7 +96,7 @@ def test_an_actor_that_is_killed_costs_no_row_and_only_rows_that_cannot_be_compu
     errors = {row: error for row, error in enumerate(table["error"].to_pylist()) if error is not None}
     assert set(errors) == {TOO_LONG, NULL}
     assert "maximum context length" in errors[TOO_LONG]
-    assert errors[NULL] == "The column 'text' has null."
+    assert errors[NULL] == "The column 'text' is null."
     wait_until(lambda: not actors())  # none is left behind
     good = table.filter(pa.compute.is_null(table["error"]))
     local = Embed(model, **CPU)
