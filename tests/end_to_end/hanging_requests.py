@@ -205,7 +205,7 @@ REQUESTS: Sequence[HangingRequest] = (
         path="/rerank", body={"query": "hello", "texts": []}, status=400, says="texts is empty.",
     ),
     HangingRequest(
-        request="three inputs, of which one has a vector of NaN", threads="ollama#14657",
+        request="three inputs; the vector of one is NaN", threads="ollama#14657",
         did="500, without saying which input", correct="an error that names the input",
         model="overflowing", body={"input": ["hello", "a nursery", "yes"]},
         status=500, says="The model's output for input[1] is not finite.",

@@ -99,7 +99,7 @@ def head_bytes(status: int, headers: Headers) -> bytes:
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     count = len(headers)
     if lines.count(b"\n") != count or lines.count(b"\r") != count or b"\0" in lines:
-        raise ValueError("A header of the response has a line end in it.")
+        raise ValueError("A header of the response contains a line end.")
     return b"%b%d \r\n%b\r\n" % (BEGINNING, status, lines)
 
 
