@@ -7,7 +7,6 @@ responses is in ``api.http.error_responses``.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from difflib import get_close_matches
 from typing import Literal, Self, TypeAlias
 
@@ -89,14 +88,7 @@ class MissingFieldError(InvalidRequestError):
         for name in unknown:
             if meant := get_close_matches(name, self.names, 1):
                 return MissingFieldError(*meant, sent=[name])
-        return MissingFieldError(*self.names, sent=[name[:MAX_NAME] for name in unknown[:MAX_SENT]])
-
-
-MAX_NAME = 64
-"""Characters of a client's name for something that an error repeats."""
-
-MAX_SENT = 5
-"""Unknown fields that an error lists."""
+        return MissingFieldError(*self.names, sent=unknown)
 
 
 class ContextLengthError(InvalidRequestError):
@@ -287,17 +279,11 @@ class StorageBusyError(StorageInUseError):
 
 
 class BulkInputError(PoolServeError):
-    """A table cannot be read, or not be written as requested; the message is for the user at the terminal.
-
-    Reasons: no such file, an unknown format or column, a damaged file, a package that is not installed.
-    """
+    """A table cannot be read, or not be written as requested; the message is for the user at the terminal."""
 
 
 class TransferError(PoolServeError):
-    """A file cannot be downloaded from a URL or uploaded to one; the message has the method and the reason.
-
-    Results are kept on disk. Repeat the command to try again.
-    """
+    """A file cannot be transferred from or to a URL; the message says why. To try again, repeat the command."""
 
 
 class InputChangedError(BulkInputError):
@@ -351,17 +337,6 @@ def _with_place(message: str, place: Place | None, name_of: Callable[[JobField],
 def listed(names: Sequence[str], word: str = "or") -> str:
     """Return names in a sentence: ``a, b or c``."""
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def in_units(nbytes: int) -> str:
-    """Return a size in the largest unit of which it is a multiple: ``16 MiB``."""
-    power = next(power for power in (3, 2, 1, 0) if nbytes % 1024**power == 0)
-    return f"{nbytes // 1024**power} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
-
-
-def field_of(place: str) -> str:
-    """Return the top-level field of a place in a request: ``input`` for ``input[3].image``."""
-    return place.partition(".")[0].partition("[")[0]
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -421,13 +396,3 @@ def related_errors(error: BaseException, *, hidden: bool = False) -> Iterator[Ba
 def install_extra(name: str) -> str:
     """Return a sentence that says how to install an extra, from the index or from a clone."""
     return f"Install the extra `{name}`: pip install 'trio-pool-serve[{name}]', or in a clone: pip install '.[{name}]'."
-
-
-def at_place(place: str, error: InvalidRequestError | MediaError) -> InvalidRequestError | MediaError:
-    """Return a copy of an error that names the part of the request at fault: ``input[3].image: The image …``.
-
-    A copy, because another request that waits for the same image may have it at another place.
-    """
-    if not place:
-        return copy(error)
-    return type(error)(f"{place}: {error.args[0]}", param=field_of(place))

@@ -96,7 +96,7 @@ def test_errors_are_told_by_the_clients(servers):
         hub(servers, "embedding").feature_extraction(LONG, truncate=False)
     assert too_long.value.response.status_code == 422
     stranger = HuggingFaceTEIRanker(url=servers.urls["reranker"], token=Secret.from_token("wrong"), max_retries=1)
-    with pytest.raises(RuntimeError, match="key is missing or wrong"):
+    with pytest.raises(RuntimeError, match="Invalid API key"):
         stranger.run(QUERY, [Document(content="hello")])
 
 

@@ -82,5 +82,5 @@ def test_what_is_wrong_is_raised_as_its_own_errors(client, base_url):
         lambda: stranger.embed(TEXTS, model="minilm"),
         lambda: stranger.rerank(QUERY, TEXTS, model="reranker"),
     ):
-        with pytest.raises(voyageai.error.AuthenticationError, match="key is missing or wrong"):
+        with pytest.raises(voyageai.error.AuthenticationError, match="Invalid API key"):
             ask()

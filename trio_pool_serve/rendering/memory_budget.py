@@ -30,6 +30,12 @@ SHORTAGE_EVERY_S = 1.0
 """Between two calls of ``on_shortage``, which may look at thousands of bodies."""
 
 
+def in_units(nbytes: int) -> str:
+    """Return a size in the largest unit of which it is a multiple: ``16 MiB``."""
+    power = next(power for power in (3, 2, 1, 0) if nbytes % 1024**power == 0)
+    return f"{nbytes // 1024**power} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
 @define(eq=False)
 class Reservation:
     """Bytes that one request holds, until ``release``."""

@@ -123,6 +123,19 @@ async def test_a_body_that_is_not_json_is_415_except_for_ollama(client, config, 
         assert_error(answer, dialect, 415, "UnsupportedMediaType/UnsupportedMediaType")
 
 
+@each(NAMES, ALONE, ids(ALONE))
+async def test_a_route_beside_the_dialect_s_and_another_method_are_refused_in_its_shape(
+    client, config, dialect, endpoint, path
+):
+    is_fixed, path = path != "/" and "{name}" not in path, place(path, config)
+    if is_fixed:  # else there is a route for any name
+        message = assert_error(await client.post(f"{path}x", json={}), dialect, 404, "NotFoundError/Validation")
+        assert message.startswith(f"No route {path}x")
+    answer = await client.put(path, json={})
+    assert assert_error(answer, dialect, 405, "MethodNotAllowedError/Validation").endswith(", not PUT.")
+    assert "POST" in answer.headers["allow"]
+
+
 @each(NAMES, ENDPOINTS, ids(ENDPOINTS))
 async def test_an_unknown_model_is_404_and_a_known_one_may_be_named(client, config, dialect, endpoint, path):
     unknown = path.replace("{name}", "nobody/nothing")

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.api.scripted_models import LONG, Everything, Judge, LateInteraction, ids_of, serve_as
-from tests.conftest import assert_idle
+from tests.conftest import assert_idle, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -195,7 +195,7 @@ async def test_an_input_that_is_too_long_is_named(client, service, spec, path, b
     answer = await client.post(path, content=json.dumps(sent).replace(UNLUCKY, LONG), headers=JSON)
     assert answer.status_code == (422 if path == "/embed" else 400)
     assert f'"{place} has 10' in answer.text
-    assert_idle(service)
+    await wait_idle(service)
 
 
 @each(*NAMED)

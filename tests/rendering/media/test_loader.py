@@ -124,5 +124,5 @@ async def test_settings_restrict_hosts_and_networks_alone_allow_no_host_by_its_n
     "wrong", ["https://example.org", "example.org:80", "ä.org", "a@b", "10.0.0.1/8", "10.0.0.0/33", "example.org/8"]
 )
 def test_what_is_neither_a_host_nor_a_network_is_refused(wrong):
-    with pytest.raises(ValueError, match=f"--allowed-media-domains: {wrong} is neither a host nor a network"):
+    with pytest.raises(ValueError, match=f"--allowed-media-domains: `{wrong}` is neither a host nor a network"):
         InputConfig(allowed_media_domains=f"example.org, {wrong}")

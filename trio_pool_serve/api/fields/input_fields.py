@@ -18,9 +18,18 @@ from trio_pool_serve.api.fields.messages import ConversationFields, WireContent,
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, field_of, listed
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
 from trio_pool_serve.models.files.task_adapters import of_task
-from trio_pool_serve.prompts import ContentPrompt, InputType, Prompt, TextPart, TextPrompt, TokensPrompt, TruncationSide
+from trio_pool_serve.prompts import (
+    ContentPrompt,
+    InputType,
+    Prompt,
+    TextPart,
+    TextPrompt,
+    TokensPrompt,
+    TruncationSide,
+    field_of,
+)
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import PoolJob

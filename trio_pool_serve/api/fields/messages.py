@@ -15,7 +15,7 @@ from trio_pool_serve.api.fields.field_values import (
     require_some,
 )
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of, in_units
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -25,7 +25,9 @@ from trio_pool_serve.prompts import (
     Prompt,
     TextPart,
     TextPrompt,
+    field_of,
 )
+from trio_pool_serve.rendering.memory_budget import in_units
 
 LONGEST_SCHEME = 32
 

@@ -19,6 +19,10 @@ from trio_pool_serve.serving.named_models import NamedModels
 SEARCHED_FROM = 256 * 1024
 """Bytes; in larger bodies, names are searched for in pieces: that is faster than parsing twice."""
 
+MAX_NAME = 64
+MAX_NAMES = 5
+"""Characters of an unknown field, and such fields, that an error repeats."""
+
 CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
 """Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
 
@@ -101,9 +105,9 @@ def decode_body(
 
 
 def _unknown_fields(body: Buffer | bytes, endpoint: Endpoint[Any, Any]) -> list[str]:
-    """Return the fields of a body that its endpoint does not have; none of a large body, which would take long."""
+    """Return some fields of a body that its endpoint does not have; none of a large body, which would take long."""
     sent = decode_json(body, dict[str, msgspec.Raw]) if len(body) <= READ_AGAIN else {}
-    return [name for name in sent if name not in fields_dict(endpoint.wire)]
+    return [name[:MAX_NAME] for name in sent if name not in fields_dict(endpoint.wire)][:MAX_NAMES]
 
 
 def model_named_by(

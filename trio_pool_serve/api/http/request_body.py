@@ -9,8 +9,8 @@ from typing import Self, TypeAlias
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError, PoolServeError, in_units
-from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadTooLargeError, PoolServeError
+from trio_pool_serve.rendering.memory_budget import Reservation, in_units
 
 Buffer: TypeAlias = bytearray | mmap.mmap
 """Both can be searched and decoded as they are."""

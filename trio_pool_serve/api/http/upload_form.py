@@ -6,7 +6,8 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError, in_units
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+from trio_pool_serve.rendering.memory_budget import in_units
 
 FILE_FIELD = "file"
 

@@ -18,8 +18,8 @@ from trio_pool_serve.errors import (
     NotFoundError,
     PayloadTooLargeError,
     UnavailableError,
-    in_units,
 )
+from trio_pool_serve.rendering.memory_budget import in_units
 from trio_pool_serve.runs.batch_api.batch_store import Page
 from trio_pool_serve.runs.batch_api.open_batches import OpenBatches, Upload
 from trio_pool_serve.runs.batch_api.stored_records import StoredFile

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     MediaError,
     PoolServeError,
-    at_place,
     unwrap_exception_groups,
 )
 from trio_pool_serve.prompts import (
@@ -26,6 +26,7 @@ from trio_pool_serve.prompts import (
     RenderingParams,
     TextPart,
     TextPrompt,
+    field_of,
 )
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
@@ -261,11 +262,15 @@ class Conversations:
 
 @contextmanager
 def errors_at(place: str) -> Iterator[None]:
-    """Errors of the block say which part of the request is at fault: the one at ``place``."""
+    """Errors of the block name the part of the request at fault, if it has a place: ``input[3].image: The image …``."""
     try:
         yield
     except (InvalidRequestError, MediaError) as error:
-        raise at_place(place, error) from error
+        # A copy, because another request that waits for the same image may have it at another place.
+        raised = copy(error)
+        if place:
+            raised.args, raised.param = (f"{place}: {error.args[0]}",), field_of(place)
+        raise raised from error
 
 
 async def _run_together(*functions: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 import pybase64
 
-from trio_pool_serve.errors import InvalidRequestError, MediaError, in_units
+from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.rendering.memory_budget import in_units
 
 BASE64_SLICE = 2**20
 """Characters of base64 decoded per call, a multiple of four; the interpreter lock is released between calls."""
