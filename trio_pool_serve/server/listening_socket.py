@@ -42,7 +42,7 @@ def open_listening_socket(network: NetworkConfig) -> socket.socket:
 def why_not_listening(error: OSError, network: NetworkConfig) -> str:
     """Return a message for the user: why the server cannot listen, and the flag that helps."""
     if network.unix_socket is not None:
-        reason = "another server listens on it" if error.errno == errno.EADDRINUSE else error.strerror
+        reason = "in use by another server, or a file" if error.errno == errno.EADDRINUSE else error.strerror
         return f"--host {network.host}: {reason}."
     if isinstance(error, socket.gaierror):
         return f"--host {network.host} is unknown: {error.strerror}."
