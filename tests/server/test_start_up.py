@@ -189,7 +189,7 @@ async def test_a_model_that_cannot_be_loaded_is_named_in_one_line(tmp_path):
         (NetworkConfig(host="unix:/x/y"), FileNotFoundError(errno.ENOENT, "No such file or directory"),
          "--host unix:/x/y: No such file or directory."),
         (NetworkConfig(host="unix:/x/y"), OSError(errno.EADDRINUSE, "Address already in use"),
-         "--host unix:/x/y: another server listens on it."),
+         "--host unix:/x/y: in use by another server, or a file."),
         (NetworkConfig(port=81), OSError(errno.ENOBUFS, "No buffer space available"),
          "Cannot listen on 127.0.0.1, port 81: No buffer space available."),
     ],
