@@ -72,14 +72,15 @@ def test_errors_are_its_own(client, server_url):
         (lambda: client.embed("another", "hello"), 404, "model 'another' not found"),
         (lambda: client.show("another"), 404, "model 'another' not found"),
         (lambda: client.embed("minilm", TOO_LONG, truncate=False), 400, "the input length exceeds the context length"),
-        (lambda: client.chat("minilm", [{"role": "user", "content": "hello"}]), 400, "This server does not generate text."),
+        (lambda: client.chat("minilm", [{"role": "user", "content": "hello"}]), 400, "does not generate text"),
         (lambda: client.generate("minilm", "hello"), 400, "This server does not generate text."),
         (lambda: client.pull("llama3"), 400, "This server downloads no models."),
     ):
         with pytest.raises(ollama.ResponseError, match=message) as caught:
             call()
         assert caught.value.status_code == status
-    with ollama.Client(server_url) as keyless, pytest.raises(ollama.ResponseError, match="Send Authorization: Bearer KEY.") as caught:
+    no_key = pytest.raises(ollama.ResponseError, match=r"Send Authorization: Bearer KEY\.")
+    with ollama.Client(server_url) as keyless, no_key as caught:
         keyless.embed("minilm", "hello")
     assert caught.value.status_code == 401
 

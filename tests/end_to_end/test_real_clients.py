@@ -85,7 +85,7 @@ async def test_the_launcher_gives_every_client_the_vectors_of_sentence_transform
 
 
 async def run_printed_curl_line(server: ServerProcess) -> None:
-    await server.wait_logged("curl http")
+    await server.wait_logged("curl -sS http")
     (line,) = (line.strip() for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = await trio.run_process(["bash", "-c", line], capture_stdout=True, stderr=subprocess.DEVNULL)
     assert len(json.loads(done.stdout)["data"][0]["embedding"]) == 384
@@ -125,7 +125,7 @@ async def test_a_unix_socket_serves_too(tmp_path, scripted_folder):
     socket = tmp_path / "server.sock"
     arguments = (str(scripted_folder), "--host", f"unix:{socket}", "--log-format", "text")
     async with scripted(tmp_path, *arguments, wait_ready=False) as server:
-        await server.wait_logged("curl --unix-socket")
+        await server.wait_logged("curl -sS --unix-socket")
         transport = httpx.AsyncHTTPTransport(uds=str(socket))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200

@@ -326,7 +326,7 @@ async def test_a_replica_without_room_waits_for_a_node_that_joins(tmp_path, mini
 )
 async def test_a_cluster_that_cannot_be_used_is_said_to_be_so(monkeypatch, address, said):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ModelLoadError, match=f"RAY_ADDRESS {address}.*{said}"):
+    with pytest.raises(ModelLoadError, match=f"RAY_ADDRESS={address}.*{said}"):
         async with open_cluster(ProcessesConfig()):
             pass
 

@@ -248,7 +248,7 @@ def test_values_of_other_types_arrive_as_float32():
 
 def test_every_error_that_is_made_of_a_message_arrives_as_what_it_was():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PoolServeError)]
-    assert {*kinds} - {*FAILURES.values()} == {OverloadedError, MethodNotAllowedError}
+    assert {*kinds} - {*FAILURES.values()} == {OverloadedError, MethodNotAllowedError, errors.MissingFieldError}
     for kind in FAILURES.values():
         (error,) = back(kind("why"))
         assert (type(error), str(error)) == (kind, "why")

@@ -176,8 +176,8 @@ def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
 
 NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
 
-NOT_OF_AN_ENGINE = (errors.MethodNotAllowedError, errors.OverloadedError)
-"""Errors whose constructors need more than a message."""
+NOT_OF_AN_ENGINE = (errors.MethodNotAllowedError, errors.MissingFieldError, errors.OverloadedError)
+"""Errors whose constructors do not take a message alone."""
 
 FAILURES: Mapping[str, type[PoolServeError]] = {
     name: kind
