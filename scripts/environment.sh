@@ -23,10 +23,10 @@ venv=$root/.venv
 constraints=${POOL_CONSTRAINTS:-$root/constraints.txt}
 
 make_environment() {
-    if [ ! -x "$1/bin/python" ]; then
+    if ! "$1/bin/python" -c 'import pip' 2> /dev/null; then  # none, or one whose making was interrupted
         echo "making $1" >&2
         "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON")'
-        "${PYTHON:-python3}" -m venv "$1"
+        "${PYTHON:-python3}" -m venv --clear "$1"
     fi
 }
 

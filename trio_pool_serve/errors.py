@@ -395,4 +395,5 @@ def related_errors(error: BaseException, *, hidden: bool = False) -> Iterator[Ba
 
 def install_extra(name: str) -> str:
     """Return a sentence that says how to install an extra, from the index or from a clone."""
-    return f"Install the extra `{name}`: pip install 'trio-pool-serve[{name}]', or in a clone: pip install '.[{name}]'."
+    from_index, from_clone = f"pip install 'trio-pool-serve[{name}]'", f"pip install --editable '.[{name}]'"
+    return f"Install the extra `{name}`: {from_index}, or in a clone: {from_clone}."

@@ -100,7 +100,10 @@ def locate_folder(model: str, revision: str | None = None, *, only_local: bool =
     except HFValidationError as error:
         raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {error}") from error
+        reason = str(error)
+        if isinstance(error, LocalEntryNotFoundError):  # the lines after the first advise on code
+            reason = reason.partition("\n")[0].removeprefix("Got: ")
+        raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {reason}") from error
     report_step("")
     return Path(folder)
 

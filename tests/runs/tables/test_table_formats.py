@@ -71,7 +71,7 @@ def test_jsonl_and_csv_work_without_the_extra_and_the_others_say_what_to_install
         for tried, doing in (("written", "Writing"), ("read", "Reading")):
             needs = (
                 "requires more packages. Install the extra `bulk`: pip install 'trio-pool-serve[bulk]', "
-                "or in a clone: pip install '.[bulk]'."
+                "or in a clone: pip install --editable '.[bulk]'."
             )
             expected.append(f"{name} {tried}: {doing} {files} files {needs}")
     assert printed(WITHOUT_THE_EXTRA, tmp_path).decode().splitlines() == expected

@@ -303,7 +303,7 @@ def _about(model: ConvertedModel) -> str:
     by = f"by OpenVINO {model.origin}" if model.origin.startswith("from") else "by OpenVINO"
     if model.mean_cosine is not None:
         return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
-    times = "" if model.time_ratio is None else f"in {model.time_ratio:.2f} times torch's time"
+    times = "" if model.time_ratio is None else f"{1 / model.time_ratio:.1f} times as fast as torch"
     in_float32 = f"computed in float32, as {model.why_float32}" if model.why_float32 else ""
     notes = "; ".join(filter(None, (times, in_float32)))
     return f"{by} ({notes})" if notes else by
