@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -15,7 +16,7 @@ from trio_pool_serve.prompts import field_of
 MOST_BLANKS = 64
 """Bytes; a body that is blank so far is called empty."""
 
-READ_AGAIN = 64 * 1024
+READ_AGAIN = 16 * 1024
 """Bytes; only shorter bodies are parsed a second time, to quote what is wrong."""
 
 KINDS = {
@@ -108,11 +109,11 @@ def _value_at(body: Buffer | bytes, place: str) -> Any:
 def _surrogates(body: Buffer | bytes) -> Iterator[tuple[str, str]]:
     """Yield the lone surrogates in a body, with their places; none for one that the standard library cannot parse."""
     try:
-        pending = [("", json.loads(bytes(body)))] if len(body) <= READ_AGAIN else []
+        pending = deque([("", json.loads(bytes(body)))] if len(body) <= READ_AGAIN else [])
     except (ValueError, RecursionError):
         return
     while pending:
-        place, value = pending.pop(0)
+        place, value = pending.popleft()
         if isinstance(value, str) and (found := SURROGATE.search(value)):
             yield place or "The body", found[0]
         elif isinstance(value, list):
