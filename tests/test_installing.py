@@ -172,9 +172,11 @@ def test_settings_of_pip_become_variables_of_uv():
 
 COMMANDS = {
     tool: command
-    for command in re.findall(r"^```\n(.*?)\n```$", (ROOT / "docs/install.md").read_text(), flags=re.M | re.S)
+    for language, command in re.findall(
+        r"^```(\w*)\n(.*?)\n```$", (ROOT / "docs/install.md").read_text(), flags=re.M | re.S
+    )
     for tool in ("uv build", "uvx", "uv tool", "pipx")
-    if f"{tool} " in f"{command} "
+    if f"{tool} " in f"{command} " and not language
 }
 """By their tools."""
 

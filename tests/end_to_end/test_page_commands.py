@@ -67,10 +67,10 @@ def test_convert_says_what_was_decided_and_has_nothing_to_do_the_second_time(tmp
     model = write_family(tmp_path / "model", "bert")
     words = [str(model) if word == "path/or/hub-id" else word for word in shlex.split(CONVERSIONS[0])]
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TRIO_POOL_SERVE_BACKEND": "openvino"}
-    assert "by OpenVINO; kept in" in run_command([*words, "--dtype", "float32"], **env)
+    assert "by OpenVINO; saved in" in run_command([*words, "--dtype", "float32"], **env)
     (record,) = (tmp_path / "cache").rglob("model-[0-9a-f]*/record.json")
     written = record.stat().st_mtime_ns
-    assert "by OpenVINO; kept in" in run_command([*words, "--dtype", "float32"], **env)
+    assert "by OpenVINO; saved in" in run_command([*words, "--dtype", "float32"], **env)
     assert record.stat().st_mtime_ns == written
 
 

