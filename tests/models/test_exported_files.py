@@ -296,11 +296,11 @@ def test_without_torch_a_converted_model_and_an_exported_file_are_computed_and_o
     folder, cache = write_family(tmp_path / "bert", "bert"), tmp_path / "cache"
     refused = without_torch(folder, cache)
     assert refused.returncode == 1
-    assert "not converted to float32 yet, and torch and transformers cannot be imported" in refused.stderr
+    assert "not been converted to float32 yet, and torch and transformers cannot be imported" in refused.stderr
     assert f"`trio-pool-serve convert {folder}`" in refused.stderr
     by_torch = without_torch(folder, cache, "torch")
     assert by_torch.returncode == 1
-    assert "Only torch can compute this model here (as configured), and torch and transformers" in by_torch.stderr
+    assert "Only torch can compute this model here (as configured), but torch and transformers" in by_torch.stderr
     ServedModel(folder, settings={"backend": "openvino", "cache_dir": str(cache)})
     cached = without_torch(folder, cache)
     assert cached.returncode == 0, cached.stderr
