@@ -23,7 +23,7 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint
-from trio_pool_serve.config import Config, NetworkConfig
+from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
 from trio_pool_serve.service import Service
 
 PAGE = Path(__file__).parents[3] / "docs" / "errors-by-dialect.md"
@@ -121,10 +121,15 @@ class Asker:
 @asynccontextmanager
 async def asker(folder: Path) -> AsyncIterator[Asker]:
     """Serve a scripted model that can do everything."""
-    config = Config(models=(f"org/model={folder}",), network=NetworkConfig(api_key="secret"))
-    async with serving(config, ScriptedRunner()) as (service, client):
-        serve_as(service, Everything())
-        yield Asker(service, client)
+    with tempfile.TemporaryDirectory() as data:
+        config = Config(
+            models=(f"org/model={folder}",),
+            network=NetworkConfig(api_key="secret"),
+            batch=BatchConfig(data_dir=Path(data)),
+        )
+        async with serving(config, ScriptedRunner()) as (service, client):
+            serve_as(service, Everything())
+            yield Asker(service, client)
 
 
 def first_endpoint(dialect: Dialect) -> Endpoint[Any, Any]:

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from itertools import takewhile
-from operator import eq
+from os.path import commonpath
 from typing import NoReturn, TypeAlias
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest
@@ -77,9 +76,9 @@ class RouteTable:
 
     def not_found(self, path: str) -> NotFoundError:
         """Return the error for a path that no route has. ``near`` is a route of the clients that request such paths."""
-        shown, segments = path[:MAX_PATH], path.split("/")
+        shown = path[:MAX_PATH]
         meant = get_close_matches(path, self._by_path, 1, LIKENESS) if shown == path else []
-        near = [*meant, max(self._by_path, key=lambda route: _shared(route.split("/"), segments))][0]
+        near = [*meant, max(self._by_path, key=lambda route: len(commonpath([route, f"/{shown}"])))][0]
         if GENERATING.search(shown):
             return NotFoundError(no_generation(shown), near=near)
         hint = f"; did you mean {near}?" if meant else ". GET /docs lists the routes."
@@ -105,11 +104,6 @@ class RouteTable:
                 "a client requests /v1%s instead of %s: its base URL must not end in /v1", template, template
             )
         return single
-
-
-def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many first elements of two sequences are the same."""
-    return len([*takewhile(bool, map(eq, one, other))])
 
 
 def name_in_path(template: str, path: str) -> str | None:
@@ -138,10 +132,8 @@ async def _refuse_method(methods: Sequence[str], request: HttpRequest) -> NoRetu
 
 def method_not_allowed(request: HttpRequest, methods: Sequence[str]) -> MethodNotAllowedError:
     """Return the error for a request with another method than its route accepts."""
-    sent, usual = (
-        request.scope.get("method", "WebSocket"),
-        [each for each in methods if each not in ("HEAD", "OPTIONS")],
-    )
+    usual = [each for each in methods if each not in ("HEAD", "OPTIONS")]
+    sent = request.scope.get("method", "WebSocket")
     message = f"{request.scope['path'][:MAX_PATH]} accepts {listed(usual)}, not {sent}."
     return MethodNotAllowedError(message, allowed=", ".join(methods))
 
