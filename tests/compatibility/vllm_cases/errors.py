@@ -24,6 +24,9 @@ def pool(name: str, kinds: str | tuple[str, ...], *says: str, **body: Any) -> Ca
     return post_fields(name, "/pooling", kinds, says=says, input=SENTENCE, **body)
 
 
+BYTES_OR_NUMBERS = "be 'float', 'base64', 'bytes' or 'bytes_only'"
+"""What both servers accept as ``encoding_format``, as both say it."""
+
 LENGTHS = (
     embed("a text that is too long", *TOO_LONG, kinds=EMBEDDERS, input=LONG_TEXT),
     embed(
@@ -60,13 +63,25 @@ LENGTHS = (
 )
 
 VALUES = (
-    embed('`encoding_format: "hex"`', "encoding_format", input=SENTENCE, encoding_format="hex"),
-    embed('`embed_dtype: "int4"`', "embed_dtype", input=SENTENCE, embed_dtype="int4"),
-    embed('`endianness: "middle"`', "endianness", input=SENTENCE, endianness="middle"),
-    embed('`truncation_side: "middle"`', "truncation_side", input=SENTENCE, truncation_side="middle"),
-    embed('`padding: "longest"`', "padding", input=SENTENCE, padding="longest"),
-    pool('`task: "foo"`', "embedding", "task", task="foo"),
-    pool('`encoding_format: "hex"`', "token classifier", "encoding_format", encoding_format="hex"),
+    embed('`encoding_format: "hex"`', "encoding_format", BYTES_OR_NUMBERS, input=SENTENCE, encoding_format="hex"),
+    embed(
+        '`embed_dtype: "int4"`',
+        "embed_dtype",
+        "be 'float32', 'float16', 'bfloat16', 'fp8_e4m3'",
+        input=SENTENCE,
+        embed_dtype="int4",
+    ),
+    embed('`endianness: "middle"`', "endianness", "be 'native', '", input=SENTENCE, endianness="middle"),
+    embed(
+        '`truncation_side: "middle"`',
+        "truncation_side",
+        "be 'left' or 'right'",
+        input=SENTENCE,
+        truncation_side="middle",
+    ),
+    embed('`padding: "longest"`', "padding", "be 'max_length' or 'do_not_pad'", input=SENTENCE, padding="longest"),
+    pool('`task: "foo"`', "embedding", "task", "be 'embed', '", task="foo"),
+    pool('`encoding_format: "hex"`', "token classifier", "encoding_format", BYTES_OR_NUMBERS, encoding_format="hex"),
     embed(
         "`encoding_format: null`",
         input=SENTENCE,
