@@ -1,12 +1,14 @@
-"""How do clients harm a server that do not read responses or send texts of ten megabytes? Memory, and others' time.
+"""How do clients harm a server that do not read, send texts of ten megabytes, or flood it? Memory, and others' time.
 
-Three attacks from one address, each beside polite clients of others, who send a text each on a timetable:
+Four attacks from one address, each beside polite clients of others, who send a text each on a timetable:
 
 - unread: HTTP/2 with a window of 0; on each connection several requests whose responses have megabytes. The server's
   memory is read before, at its peak, and after the clients have left. In several rounds, memory that is not freed
   adds up.
 - slow readers: over HTTP/1.1, they read a response at a few kilobytes a second.
 - long texts: dozens of texts of ten megabytes, to be truncated; polite texts have 2.6 KB.
+- floods: 1, 4 and 16 connections that send HTTP/2 frames of one kind as fast as they are read, and begin anew
+  (``http2_floods``); pipelined HTTP/1.1 requests for comparison.
 
     python -m benchmarks.hostile_clients
 """
@@ -14,6 +16,7 @@ Three attacks from one address, each beside polite clients of others, who send a
 import json
 import random
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,12 +31,24 @@ import trio
 from attrs import define, field, frozen
 from cyclopts import Parameter
 
+from benchmarks.http2_floods import FLOODS
 from benchmarks.model import MODEL_NAME, Texts
 from benchmarks.open_loop import UNANSWERED, OpenLoopJob, OpenLoopResult, counts, run_open_loop
 from benchmarks.overload_results import REFUSED
-from benchmarks.report import RESULTS, Flags, Report, command_of, open_figure, open_steps, print_table, write_figure
+from benchmarks.report import (
+    RESULTS,
+    Flags,
+    Names,
+    Numbers,
+    Report,
+    command_of,
+    open_figure,
+    open_steps,
+    print_table,
+    write_figure,
+)
 from benchmarks.server_state import resident_mib, wait_idle, watch_memory
-from benchmarks.servers import Server, open_ours
+from benchmarks.servers import Server, open_ours, open_process
 from trio_pool_serve.load.client_connection import request_bytes
 
 ATTACKER, POLITE = "127.0.3.1", "127.0.3.2"
@@ -61,11 +76,12 @@ SETTLE_S = 16.0
 @Parameter(name="*")
 @frozen(kw_only=True)
 class Settings:
-    """The settings: ``rounds`` of ``seconds``, with ``per_s`` polite requests a second.
+    """The settings: ``rounds`` of ``seconds``, with ``per_s`` polite requests a second; ``only`` these attacks.
 
     ``memory_mib`` is the server's budget for what requests hold.
     """
 
+    only: Names = ()
     rounds: int = 3
     seconds: float = 20.0
     slow_seconds: float = 120.0
@@ -77,6 +93,8 @@ class Settings:
     slow_kib_per_s: float = 12.0
     long_texts: int = 40
     long_mb: float = 10.0
+    flood_connections: Numbers = (1, 4, 16)
+    flood_seconds: float = 10.0
     flags: Flags = ()
     output_dir: Path = RESULTS
 
@@ -196,25 +214,60 @@ async def measure(name: str, attack: Attack, clients: int, server: Server, setti
     return Round(name, before_mib, alone, beside, samples, resident_mib(server))
 
 
+@asynccontextmanager
+async def flooding(kind: str, connections: int, server: Server) -> AsyncIterator[None]:
+    """Flood a server in the block, from a process of its own."""
+    program = [sys.executable, "-m", "benchmarks.http2_floods", kind, str(server.port)]
+    command = [*program, "--connections", str(connections), "--seconds", "600", "--address", ATTACKER]
+    async with open_process("flood", command, 0):
+        yield
+
+
+async def measure_flood(kind: str, connections: int, server: Server, settings: Settings) -> Round:
+    """Measure one flood, without waiting for memory to be returned. Cancellation: at once."""
+    texts = Texts().make(2 * round(settings.per_s * settings.flood_seconds), POLITE_TOKENS)
+    bodies = [json.dumps({"model": MODEL_NAME, "input": text, "encoding_format": "base64"}) for text in texts]
+    job = OpenLoopJob(port=server.port, per_s=settings.per_s, seconds=settings.flood_seconds, sources=[POLITE])
+    half = len(bodies) // 2
+    await wait_idle(server)
+    before_mib, alone = resident_mib(server), await run_open_loop(attrs.evolve(job, bodies=bodies[:half]))
+    async with watch_memory(server, every_s=SAMPLE_S) as samples, flooding(kind, connections, server):
+        await trio.sleep(1.0)
+        beside = await run_open_loop(attrs.evolve(job, bodies=bodies[half:]))
+    await wait_idle(server)
+    return Round(f"{kind} × {connections}", before_mib, alone, beside, samples, resident_mib(server))
+
+
 async def run(settings: Settings) -> None:
     """Measure and report. Cancellation: at once; the server is stopped."""
-    report = Report("hostile_clients", settings)
-    attacks: list[tuple[str, Attack, int, int]] = [
+    report = Report(name_of(settings), settings)
+    known: list[tuple[str, Attack, int, int]] = [
         ("unread", read_nothing, settings.connections, settings.rounds),
         ("slow readers", read_slowly, settings.slow_readers, 1),
         ("long texts", send_long_texts, settings.long_texts, 1),
     ]
+    attacks = [each for each in known if each[0] in (settings.only or (each[0],))]
     flags = ["--memory-budget-bytes", str(settings.memory_mib * 2**20), "--result-cache-bytes", str(2**26)]
     measured: list[Round] = []
+    floods = [(kind, count) for kind in FLOODS for count in settings.flood_connections]
+    floods = floods if "floods" in (settings.only or ("floods",)) else []
     async with open_ours(*flags, *settings.flags) as server:
-        with open_steps("hostile clients", sum(rounds for *_, rounds in attacks)) as step:
+        with open_steps("hostile clients", sum(rounds for *_, rounds in attacks) + len(floods)) as step:
             for name, attack, clients, rounds in attacks:
                 for number in range(rounds):
                     step(f"{name} {number + 1}")
                     measured.append(await measure(name, attack, clients, server, settings))
+            for kind, count in floods:
+                step(f"{kind} × {count}")
+                measured.append(await measure_flood(kind, count, server, settings))
     show(measured)
     report.write(rounds=[*map(as_document, measured)])
     draw(measured, settings)
+
+
+def name_of(settings: Settings) -> str:
+    """Return the name of the files with the results; a part of the attacks has its own."""
+    return "_".join(["hostile_clients", *settings.only]).replace(" ", "_")
 
 
 def show(measured: Sequence[Round]) -> None:
@@ -248,21 +301,21 @@ def draw(measured: Sequence[Round], settings: Settings) -> None:
     """Plot memory over time, and the polite clients' p99."""
     figure, (memory, latency) = open_figure(2)
     for number, each in enumerate(measured, 1):
-        memory.plot(*zip(*each.samples, strict=True), label=f"{number}: {each.attack}")
+        label = None if "×" in each.attack else f"{number}: {each.attack}"  # of floods there are too many
+        memory.plot(*zip(*each.samples, strict=True), label=label)
     memory.set(title="Resident memory of the server, MiB", xlabel="seconds", ylim=0)
-    memory.legend(frameon=False)
+    if memory.get_legend_handles_labels()[1]:
+        memory.legend(frameon=False)
+    places = range(len(measured))
     for offset, what in enumerate(("alone", "beside")):
-        places = [index + 0.4 * offset for index in range(len(measured))]
-        drawn = latency.bar(
-            places, [getattr(each, what).latency_ms(0.99, "200") for each in measured], 0.38, label=what
-        )
-        latency.bar_label(drawn, fmt="%.0f")
-    latency.set_xticks(
-        [index + 0.2 for index in range(len(measured))], [each.attack for each in measured], fontsize="small"
-    )
-    latency.set(title="p99 of polite clients, ms", yscale="log")
+        latencies = [getattr(each, what).latency_ms(0.99, "200") for each in measured]
+        drawn = latency.barh([place + 0.4 * offset for place in places], latencies, 0.38, label=what)
+        latency.bar_label(drawn, fmt="%.0f", fontsize="x-small")
+    latency.set_yticks([place + 0.2 for place in places], [each.attack for each in measured], fontsize="x-small")
+    latency.invert_yaxis()
+    latency.set(title="p99 of polite clients, ms", xscale="log")
     latency.legend(frameon=False)
-    write_figure(figure, settings.output_dir, "hostile_clients")
+    write_figure(figure, settings.output_dir, name_of(settings))
 
 
 main = command_of(run)

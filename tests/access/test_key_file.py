@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file
+from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file, warn_of_readers
 
 pytestmark = pytest.mark.unit
 
@@ -71,8 +71,9 @@ def test_a_file_that_is_not_there_is_an_error_and_one_without_an_end_is_not_read
 
 def test_a_file_that_others_can_read_is_told(tmp_path, caplog):
     read(tmp_path, f"[a]\nkey = '{KEY}'")
+    warn_of_readers(tmp_path / "keys.toml")
     assert not caplog.records
     (tmp_path / "keys.toml").chmod(0o640)
-    read_key_file(tmp_path / "keys.toml", [])
+    warn_of_readers(tmp_path / "keys.toml")
     (record,) = caplog.records
     assert "mode 640" in record.getMessage()

@@ -31,15 +31,24 @@ async def served_app(
     app: Any, connections: Connections, settings: Config | None = None, **options: Any
 ) -> AsyncIterator[socket.socket]:
     """Serve an app until the end of the block; give the socket that listens."""
+    with open_listening_socket(NetworkConfig(port=0)) as listening:
+        async with served_on(listening, app, connections, settings, **options):
+            yield listening
+
+
+@asynccontextmanager
+async def served_on(
+    listening: socket.socket, app: Any, connections: Connections, settings: Config | None = None, **options: Any
+) -> AsyncIterator[None]:
+    """Serve an app on a listening socket until the end of the block."""
     stop, context = trio.Event(), ServerContext(connections=connections)
     if settings is None:
         settings = Config()
         settings.keep_alive_timeout = 75
-    with open_listening_socket(NetworkConfig(port=0)) as listening:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(serve_app, app, settings, context, listening, stop, **options))
-            yield listening
-            stop.set()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(serve_app, app, settings, context, listening, stop, **options))
+        yield
+        stop.set()
 
 
 async def connect(listening: socket.socket, address: str = "127.0.0.1", buffer: int | None = None) -> trio.SocketStream:

@@ -16,8 +16,12 @@ from tests.api.routes.test_batches import client_at, created, ended, uploaded
 from tests.api.routes.test_uploads import BEGIN, END, HEADERS
 from tests.conftest import client_of
 from tests.lanes import sampled
+from tests.models.model_families import write_family
+from tests.models.vision_families import clip
+from tests.rendering.media.image_server import says, serving
+from tests.rendering.media.images import encoded as picture
 from tests.runs.requests.line_files import ENDPOINT, encoded, line
-from tests.server.server_process import API_PROCESS, ServerProcess, hypercorned, scripted
+from tests.server.server_process import API_PROCESS, ServerProcess, hypercorned, launched, scripted
 from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
 from trio_pool_serve.runs.batch_api.batch_api import RETRY_S
 
@@ -70,6 +74,48 @@ async def test_a_server_that_ends_leaves_its_batches_to_the_next_which_writes_th
         interrupted = (await client.files.content(batch.output_file_id)).content
         assert interrupted == await uninterrupted(client, batch.input_file_id)
         await server.drain()
+
+
+def of_four(folder: Path) -> tuple[str, ...]:
+    """Flags for four API processes, in addition to the flags of ``launched``."""
+    return "--engine", "process", "--api-workers", "4", "--data-dir", str(folder / "data")
+
+
+async def completed(client: openai.AsyncOpenAI, lines: list[dict], endpoint: str) -> int:
+    """Return how many of the lines of a batch are completed at its end."""
+    batch = await ended(client, await created(client, encoded(lines), endpoint=endpoint))
+    assert batch.status == "completed", batch
+    return batch.request_counts.completed
+
+
+@pytest.mark.slow
+async def test_a_batch_of_images_with_four_times_the_memory_fetches_each_of_them_once(tmp_path):
+    """Each process has a quarter of the memory, and a client half of that."""
+    size = 50_000
+    images = {f"/{number}": says(picture().ljust(size, b"\0")) for number in range(120)}
+    flags = ("--memory-budget-bytes", str(4 * 2 * 120 * size // 4), "--allowed-media-domains", "127.0.0.0/8")
+    (tmp_path / "server").mkdir()
+    async with (
+        launched(tmp_path / "server", f"m={clip(tmp_path / 'clip')}", *of_four(tmp_path), *flags) as server,
+        serving(images) as image_server,
+        client_at(server.url) as client,
+    ):
+        asked = [{"model": "m", "input": image_server.url(path), "modality": "image"} for path in images]
+        lines = [line(number, **fields) for number, fields in enumerate(asked)]
+        assert await completed(client, lines, ENDPOINT) == 120
+        assert len(image_server.heads) == 120
+
+
+@pytest.mark.slow
+async def test_a_batch_of_vectors_of_tokens_with_more_than_the_memory_is_completed(tmp_path):
+    """Two lines have as many vectors as a client may have bytes for."""
+    folder = write_family(tmp_path / "bert", name="bert")
+    flags = ("--memory-budget-bytes", str(4 * 2 * 2 * 40 * 32 * 4), *of_four(tmp_path))
+    (tmp_path / "server").mkdir()
+    async with launched(tmp_path / "server", f"m={folder}", *flags) as server, client_at(server.url) as client:
+        fields = {"model": "m", "task": "token_embed", "input": "a b " * 20}
+        lines = [line(number, url="/pooling", **fields) for number in range(120)]
+        assert await completed(client, lines, "/pooling") == 120
 
 
 def owner_of(server: ServerProcess, data: Path) -> psutil.Process:

@@ -4,17 +4,21 @@ import errno
 import os
 import resource
 import socket
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from ipaddress import ip_network
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.scarcity import open_files
-from tests.server.served_app import app, connect, served_app
+from tests.server.served_app import app, connect, served_app, served_on
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched, until
+from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.config import NetworkConfig
+from trio_pool_serve.server import listener
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
 from trio_pool_serve.server.server_context import Connections
 
@@ -61,10 +65,10 @@ async def test_a_connection_without_a_request_is_closed_in_silence(autojump_cloc
 async def test_connections_above_the_limit_are_503_and_the_others_go_on():
     refused: list[bool] = []
     async with serving(max_connections=2, on_refusal=lambda: refused.append(True)) as (listening, connections):
-        async with await connect(listening) as first, await connect(listening) as second:
+        async with await connect(listening) as first, await connect(listening, "127.0.0.2") as second:
             assert (await ask(first)).startswith(b"HTTP/1.1 200")
             assert (await ask(second)).startswith(b"HTTP/1.1 200")
-            async with await connect(listening) as third:
+            async with await connect(listening, "127.0.0.3") as third:
                 refusal = await answer_of(third)
             assert refusal.startswith(b"HTTP/1.1 503 \r\ncontent-length: 0\r\nretry-after: 1\r\n")
             assert (connections.open, refused) == (2, [True])
@@ -77,13 +81,29 @@ async def test_connections_above_the_limit_are_503_and_the_others_go_on():
 async def test_connections_that_wait_together_are_counted_one_by_one():
     """The first turn accepts all of them."""
     async with serving(max_connections=2) as (listening, connections), AsyncExitStack() as clients:
-        waiting = [socket.create_connection(listening.getsockname()[:2]) for _ in range(6)]
+        server = listening.getsockname()[:2]
+        waiting = [socket.create_connection(server, source_address=(f"127.0.0.{1 + each}", 0)) for each in range(6)]
         answers = []
         for made in waiting:
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(made))
             answers.append((await ask(await clients.enter_async_context(stream)))[9:12])
         assert answers == [b"200"] * 2 + [b"503"] * 4
         assert connections.open == 2
+
+
+async def test_an_address_has_half_of_the_connections_and_a_trusted_proxy_all():
+    """Others can always connect, whatever one address does; a proxy connects for many clients."""
+    labels = ClientLabels((ip_network("127.0.5.0/24"),))
+    async with serving(max_connections=4, labels=labels) as (listening, connections), AsyncExitStack() as clients:
+
+        async def status(address: str) -> bytes:
+            return (await ask(await clients.enter_async_context(await connect(listening, address))))[9:12]
+
+        assert [await status("127.0.0.1") for _ in range(3)] == [b"200", b"200", b"503"]
+        assert [await status("127.0.5.1") for _ in range(2)] == [b"200", b"200"]
+        await clients.aclose()
+        await until(lambda: not connections.open)
+        assert [await status("127.0.5.1") for _ in range(4)] == [b"200"] * 4
 
 
 async def test_refused_connections_are_closed_after_a_second_whatever_their_clients_do(autojump_clock):
@@ -160,6 +180,33 @@ async def test_without_file_descriptors_the_listener_waits_and_goes_on(caplog):
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         async with trio.SocketStream(client) as stream:
             assert (await ask(stream)).startswith(b"HTTP/1.1 200")
+
+
+class Refusing(socket.socket):
+    """A listening socket on which the kernel passes on the errors of new connections, as accept(2) says."""
+
+    errors: deque[int] | tuple[()] = ()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.errors:
+            raise OSError(self.errors[0], os.strerror(self.errors.popleft()))
+        return super().accept()
+
+
+async def test_connections_go_on_when_a_new_one_has_an_error_before_it_is_accepted(caplog, monkeypatch):
+    """These are the errors of Linux; a firewall or security module refuses with the first two."""
+    monkeypatch.setattr(listener, "ERROR_PAUSE_S", 0.001)
+    own = [errno.EPERM, errno.EACCES, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP]
+    of_network = [errno.ENETDOWN, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH]
+    with open_listening_socket(NetworkConfig(port=0)) as opened, Refusing(fileno=opened.detach()) as listening:
+        async with served_on(listening, app, Connections()), await connect(listening) as before:
+            assert (await ask(before)).startswith(b"HTTP/1.1 200")
+            listening.errors = deque(own + of_network)
+            async with await connect(listening) as stream:
+                assert (await ask(stream)).startswith(b"HTTP/1.1 200")
+            assert not listening.errors
+            assert caplog.text.count("no connection can be accepted") == len(own + of_network)
+            assert (await ask(before)).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(

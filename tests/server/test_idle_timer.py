@@ -59,7 +59,12 @@ async def test_a_shutdown_closes_a_connection_at_once_or_when_its_request_is_ans
         await trio.sleep(5)
         assert (connection.closed_at is None) == busy
         if busy:
+            await connection.timer.stop()  # one of several HTTP/2 requests has been answered
+            await trio.sleep(5)
+            assert connection.closed_at is None
             await connection.be_idle()
+        nursery.cancel_scope.deadline = trio.current_time() + 1
+    assert connection.closed_at == (10 if busy else 0)
 
 
 async def test_a_connection_that_ends_by_itself_is_not_closed_again(autojump_clock):

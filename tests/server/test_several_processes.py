@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 import trio
 
@@ -23,6 +24,7 @@ from tests.server.server_process import (
     until,
     until_ended,
 )
+from trio_pool_serve.config.computing_config import LEAST_SILENCE_S
 
 BY_PROCESS = ("--engine", "process")
 
@@ -113,6 +115,37 @@ async def test_an_engine_that_stalls_is_not_ready_until_it_goes_on_and_its_serve
         engine.resume()
         await server.wait_until("/readyz")
         await server.ask_well()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_stopped_engine_process_is_killed_and_replaced_and_a_pause_of_all_processes_costs_none(
+    pipes, scripted_folder, workers
+):
+    """A batch may take 2 s, an engine process be silent for 5. All are paused for longer, with a batch in flight."""
+    arguments = ("--replicas", "1", "--api-workers", workers, "--batch-timeout-s", "2")
+    async with scripted(pipes, scripted_folder, *BY_PROCESS, *arguments) as server:
+        await server.wait_joined(int(workers))
+        (engine,) = server.processes(ENGINE_PROCESS)
+        family = [psutil.Process(server.process.pid), *server.family()]
+        async with server.waiting_request(pipes) as answers:
+            for process in family:
+                process.suspend()
+            await trio.sleep(LEAST_SILENCE_S + 1)
+            for process in family:
+                process.resume()
+            await write(pipes / "go", "go")
+        assert [answer.status_code for answer in answers] == [200]
+        await server.ask_well()
+        assert server.processes(ENGINE_PROCESS) == [engine]
+        engine.suspend()
+        answer = await server.ask(5)
+        assert answer.status_code == 503
+        assert "died" in answer.json()["error"]["message"]
+        await server.wait_logged(f"process {engine.pid} is killed: it has been silent for 5 s")
+        await server.wait_computing()
+        assert engine not in server.processes(ENGINE_PROCESS)
+        await server.drain()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import re
 import shlex
 import signal
@@ -12,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import trio
 from attrs import evolve
 
 from tests.lanes import sampled
 from tests.models.static_families import STATIC
-from tests.server.server_process import free_port, launched
+from tests.server.server_process import ENGINE_PROCESS, free_port, launched
 from tests.server.terminal import CODES, Terminal, in_terminal
 from trio_pool_serve import __version__
 from trio_pool_serve.config import Config, NetworkConfig
@@ -246,3 +248,52 @@ def test_a_server_without_keys_that_others_can_reach_is_warned_of(
     caplog.set_level(logging.INFO)
     announce(config, read_model_folder(scripted_folder), url, {})
     assert (NO_KEY in caplog.text + capfd.readouterr().err) is is_warned
+
+
+@sampled("closed", ["<&- >&- 2>&-", ">&-", "2>&-"], keep=["<&- >&- 2>&-"])
+async def test_a_server_whose_standard_files_are_closed_serves_and_drains(static_folder, tmp_path, closed):
+    command = ("sh", "-c", f'exec "$@" {closed}', "sh", *SERVE, "--engine", "process", f"m={static_folder}")
+    async with launched(tmp_path, command=command) as server:
+        answer = await server.post({"input": "hello"})
+        assert answer.status_code == 200
+        for process in (psutil.Process(server.process.pid), *server.processes(ENGINE_PROCESS)):
+            for number in range(3):
+                assert not Path(f"/proc/{process.pid}/fd/{number}").is_socket()  # noqa: ASYNC240
+        await server.drain()
+    assert "Traceback" not in server.log
+
+
+async def test_signals_of_others_do_not_end_a_server(static_folder, tmp_path):
+    flags = ("--engine", "process", "--api-workers", "2", f"m={static_folder}")
+    async with launched(tmp_path, *flags, command=SERVE) as server:
+        await server.wait_joined(2)
+        processes = [psutil.Process(server.process.pid), *server.family()]
+        for process in processes:
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+                process.send_signal(number)
+        assert (await server.post({"input": "hello"})).status_code == 200
+        assert [psutil.Process(server.process.pid), *server.family()] == processes
+        await server.drain()
+
+
+NOT_UTF_8 = os.fsdecode(b"m\xff")
+
+
+@sampled(
+    ("arguments", "env"),
+    [
+        ((NOT_UTF_8,), {}),
+        (("--served-model-name", NOT_UTF_8), {}),
+        (("--data-dir", NOT_UTF_8), {}),
+        ((), {"TRIO_POOL_SERVE_MODEL": NOT_UTF_8}),
+    ],
+    keep=[((), {"TRIO_POOL_SERVE_MODEL": NOT_UTF_8})],
+    ids=str,
+)
+async def test_a_name_or_path_that_is_not_utf_8_is_said_in_one_sentence(arguments, env):
+    ended = await trio.run_process([*SERVE, *arguments], env={**os.environ, **env}, capture_stderr=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.decode().splitlines()
+    assert re.fullmatch(
+        r"trio-pool-serve: (argument [12]|TRIO_POOL_SERVE_MODEL) is not UTF-8; names and paths have to be\.", line
+    )

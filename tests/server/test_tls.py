@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import h2.config
@@ -28,6 +29,7 @@ from trio_pool_serve.server.tls import Certificates
 from trio_pool_serve.threads.offload import Offload
 
 AUTHORITY = trustme.CA()
+EXPIRED = datetime.now(UTC) - timedelta(days=1)
 
 
 def write_certificate(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
@@ -41,7 +43,7 @@ def write_certificate(folder: Path, name: str, password: bytes | None = None) ->
     return certfile, keyfile
 
 
-def certificates_in(folder: Path, name: str = "server", **more: Path) -> Certificates:
+def certificates_in(folder: Path, name: str = "server", **more: Path | None) -> Certificates:
     """Write a certificate to a folder, and return what a server makes of it."""
     certfile, keyfile = write_certificate(folder, name)
     certificates = Certificates.of(NetworkConfig(ssl_certfile=certfile, ssl_keyfile=keyfile, **more), Offload())
@@ -94,13 +96,22 @@ async def test_a_certificate_is_replaced_at_sighup_and_a_broken_one_is_not_used(
             assert await name_of(server) == "first"
             write_certificate(tmp_path, "second")
             server.signal(signal.SIGHUP)
-            await server.wait_logged("the certificate has been read again", workers)
+            await server.wait_logged("reloaded the certificate", workers)
             assert {await name_of(server) for _ in range(4)} == {"second"}
             certfile.write_text("no certificate")
             server.signal(signal.SIGHUP)
-            await server.wait_logged("the certificate stays as it is", workers)
+            await server.wait_logged("reloading the certificate failed", workers)
             assert await name_of(server) == "second"
             assert (await kept.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
+            certfile.unlink()
+            os.mkfifo(certfile)
+            server.signal(signal.SIGHUP)
+            await server.wait_logged("cert.pem is not a regular file", workers)
+            certfile.unlink()
+            write_certificate(tmp_path, "third")
+            server.signal(signal.SIGHUP)
+            await server.wait_logged("reloaded the certificate", 2 * workers)
+            assert await name_of(server) == "third"
         await server.drain()
         assert "Traceback" not in server.log
 
@@ -213,15 +224,16 @@ async def test_a_pair_that_is_complete_only_after_the_signal_is_read_once_more(t
     keyfile.write_bytes(old_key)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(certificates.reload)
-        await until(lambda: "the certificate stays as it is" in caplog.text)
+        await until(lambda: "reloading the certificate failed" in caplog.text)
         assert certificates.context is first
         keyfile.write_bytes(new_key)
     assert certificates.context is not first
 
 
 @asynccontextmanager
-async def serving(folder: Path, app=app, **limits) -> AsyncIterator[socket.socket]:
-    async with served_app(app, Connections(**limits), tls=certificates_in(folder)) as listening:
+async def serving(folder: Path, app=app, ssl_ca_certs: Path | None = None, **limits) -> AsyncIterator[socket.socket]:
+    certificates = certificates_in(folder, ssl_ca_certs=ssl_ca_certs)
+    async with served_app(app, Connections(**limits), tls=certificates) as listening:
         yield listening
 
 
@@ -274,6 +286,43 @@ async def test_after_the_first_head_a_connection_may_be_idle(protocol, tmp_path,
         await client.send_all(REQUESTS[protocol])
         assert await client.receive_some()
         assert await closed_after(client) == pytest.approx(75, abs=1)
+
+
+REFUSED = {
+    "none": (lambda client: None, "TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+    "an expired one": (
+        lambda client: AUTHORITY.issue_cert("client", not_after=EXPIRED).configure_cert(client),
+        *2 * ["SSLV3_ALERT_CERTIFICATE_EXPIRED"],
+    ),
+    "another authority's": (
+        lambda client: trustme.CA().issue_cert("client").configure_cert(client),
+        *2 * ["TLSV1_ALERT_UNKNOWN_CA"],
+    ),
+}
+"""What a client presents instead of a valid certificate, and the alerts of TLS 1.3 and 1.2."""
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+@pytest.mark.parametrize("presented", REFUSED)
+async def test_a_client_learns_by_an_alert_what_is_wrong_with_its_certificate(presented, version, tmp_path):
+    """Also one that has sent a request before, of which the server reads nothing."""
+    authorities = tmp_path / "ca.pem"
+    AUTHORITY.cert_pem.write_to_path(authorities)
+    present, *alerts = REFUSED[presented]
+    async with serving(tmp_path, ssl_ca_certs=authorities) as listening, await connect(listening) as stream:
+        client = trusting()
+        client.maximum_version = version
+        present(client)
+        secured_stream = trio.SSLStream(stream, client, server_hostname="127.0.0.1", https_compatible=True)
+        with pytest.raises(trio.BrokenResourceError) as raised:
+            await secured_stream.send_all(REQUESTS["http/1.1"] + bytes(2**18))
+            await secured_stream.receive_some()
+        assert isinstance(raised.value.__cause__, ssl.SSLError)
+        assert raised.value.__cause__.reason == alerts[version is ssl.TLSVersion.TLSv1_2]
+        async with await connect(listening) as other:  # other clients are served
+            valid = trio.SSLStream(other, trusting(AUTHORITY), server_hostname="127.0.0.1", https_compatible=True)
+            await valid.send_all(REQUESTS["http/1.1"])
+            assert await valid.receive_some()
 
 
 @pytest.mark.parametrize("sent", [b"", client_hello()[:-1], client_hello()], ids=["nothing", "a part", "a ClientHello"])

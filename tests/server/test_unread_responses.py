@@ -26,7 +26,7 @@ from trio_pool_serve.tasks.fan_out import RowToCompute
 
 NUMBERS = 4096
 TEXTS = 256
-BODY = b'{"input":[' + b",".join([b'"a"'] * TEXTS) + b"]}"
+BODY = b'{"input":[' + b",".join(b'"a %d"' % index for index in range(TEXTS)) + b"]}"
 RESPONSE_BYTES = TEXTS * NUMBERS * 4
 """At least: each number takes four characters."""
 

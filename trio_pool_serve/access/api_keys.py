@@ -1,18 +1,15 @@
 """The API keys of a server, and the usage of each against its limits."""
 
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
 from attrs import Factory, define, field
 
-from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file
+from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file, warn_of_readers
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import ModelLoadError, OverloadedError
 from trio_pool_serve.threads.offload import Offload
-
-logger = logging.getLogger(__name__)
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """Headers for API keys; the last two are Anthropic's and Azure's. The first valid key counts."""
@@ -67,7 +64,7 @@ class KeyUsage:
     Each of the ``processes`` API processes has an equal share of the rates and of the running requests, rounded up.
     Every process counts for itself, so a key gets less than its limits if its connections are spread unevenly. Tokens
     are taken when prompts are rendered and their number is known: a request may overdraw the bucket, and the next ones
-    wait until it is filled again. A key's jobs have a usage of their own.
+    wait until it is filled again. A key's jobs have a usage of their own; their tokens are taken once a window is done.
     """
 
     processes: int = 1
@@ -201,6 +198,12 @@ class ApiKeys:
             raise ValueError(f"--api-keys-file {path}: one of its keys is also set by --api-key.")
         return of_file
 
+    def check_file(self) -> dict[bytes, ApiKey]:
+        """Return as ``read_file``, and log a warning if other users can read the file. Blocking."""
+        if self.config.network.api_keys_file is not None:
+            warn_of_readers(self.config.network.api_keys_file)
+        return self.read_file()
+
     async def load(self, offload: Offload) -> None:
         """Read the file, if there is one, in a thread.
 
@@ -214,26 +217,26 @@ class ApiKeys:
         except (ValueError, OSError) as error:
             raise ModelLoadError(str(error)) from error
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._use(of_file)
+
+    async def reload(self, offload: Offload) -> None:
+        """Reload the file. If it is invalid, that is logged and the keys stay as they were.
+
+        Running requests keep the key with which they began. Cancellation: at once; nothing is changed.
+        """
+        path = self.config.network.api_keys_file
+        of_file = None if path is None else await offload.reload("API keys", self.check_file, path)
+        if of_file is not None:
+            self._use(of_file)
+
+    def _use(self, of_file: Mapping[bytes, ApiKey]) -> None:
+        """Accept the keys of a file from now on, with their limits."""
         self._by_digest = {**of_file, **self._of_flags}
         now = trio.current_time()
         limits = {key.name: key for key in self._by_digest.values()}
         self._usage = {of: usage for of, usage in self._usage.items() if of[0] in limits}
         for (name, _), usage in self._usage.items():
             usage.apply(limits[name], now)
-
-    async def reload(self, offload: Offload) -> None:
-        """Reload the file. If it is invalid, that is logged and the keys stay as they were.
-
-        Running requests keep the key with which they began. Cancellation: as ``load``.
-        """
-        if self.config.network.api_keys_file is None:
-            return
-        try:
-            await self.load(offload)
-        except ModelLoadError as error:
-            logger.error("reloading the API keys failed; the previous ones stay in use: %s", error)  # noqa: TRY400  (the message says it all)
-        else:
-            logger.info("reloaded the API keys: %d", len(self._by_digest))
 
     def __repr__(self) -> str:
         return f"<ApiKeys {len(self._by_digest)}>"

@@ -60,21 +60,23 @@ def read_key_file(path: Path, known_models: Collection[str] | None) -> dict[byte
     """Return the keys of a file by digest. Blocking.
 
     Raises ``ValueError`` for an invalid file, for a model that is not in ``known_models`` (unless ``None``), and for
-    two tables with the same key; ``OSError`` if the file cannot be read. No message quotes a key. Logs a warning if
-    other users can read the file.
+    two tables with the same key; ``OSError`` if the file cannot be read. No message quotes a key.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES)
-        keys = _keys_of(tomllib.loads(content.decode()), known_models)
+        return _keys_of(tomllib.loads(content.decode()), known_models)
     except UnicodeDecodeError:
         raise ValueError(f"--api-keys-file {path}: it is not UTF-8.") from None  # the error has the file's bytes
     except ValueError as error:
         raise ValueError(f"--api-keys-file {path}: {error}.") from None
+
+
+def warn_of_readers(path: Path) -> None:
+    """Log a warning if other users can read the file. Blocking."""
     mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("other users can read the file of --api-keys-file (mode %o): run chmod 600", stat.S_IMODE(mode))
-    return keys
 
 
 def _keys_of(tables: Mapping[str, Any], known_models: Collection[str] | None) -> dict[bytes, ApiKey]:

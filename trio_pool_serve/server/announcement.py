@@ -46,7 +46,8 @@ def announce(config: Config, folder: AnyModelFolder, url: str, descriptions: Map
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold green]ready[/]  trio-pool-serve {__version__} on [bold]{url}[/]")
-    reached = _reached(url)
+    # A server that listens on all addresses is reached at the loopback address.
+    reached = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     if not url.startswith("unix:"):
         console.print(f"  Console   {reached}/console\n  API docs  {reached}/docs", markup=False)
     other = "on other machines" if config.processes.engine in ("hosts", "ray") else "loaded when it is first used"
@@ -69,8 +70,3 @@ def example_request(config: Config, folder: AnyModelFolder, url: str) -> str:
 def _is_local(url: str) -> bool:
     """Return whether only this machine can reach a URL."""
     return url.startswith("unix:") or ip_address(urlsplit(url).hostname or "").is_loopback
-
-
-def _reached(url: str) -> str:
-    """Return the URL at which this machine reaches a server that listens on all addresses."""
-    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

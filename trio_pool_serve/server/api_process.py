@@ -40,7 +40,7 @@ async def main(channel: FramedStream[FromParent], job: ApiJob) -> None:
 
         async def watch_parent() -> None:
             while (received := await channel.receive()) is not None and isinstance(received[0], Reload):
-                await service.reload()
+                nursery.start_soon(service.reload)  # draining does not wait for it
             loading.cancel(reason="no connections will be accepted")
             # ``received`` is ``Drain``, or the parent is gone already.
             await drain(service, stop, partial(wait_for_parent, channel) if received else trio.sleep_forever)

@@ -34,10 +34,10 @@ def seconds_since_arrival(connection: socket.socket | trio.socket.SocketType) ->
     return 0.0
 
 
-def has_arrived(connection: trio.socket.SocketType) -> bool:
-    """Return whether there are unread bytes."""
+def has_arrived(connection: socket.socket | trio.socket.SocketType, event: int = select.POLLIN) -> bool:
+    """Return whether there are unread bytes, or whether another event of ``select.poll`` has occurred."""
     poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
+    poll.register(connection.fileno(), event)
     return bool(poll.poll(0))
 
 

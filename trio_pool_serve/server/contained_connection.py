@@ -10,10 +10,13 @@ until the server stops waiting for it.
 import contextlib
 import logging
 import math
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import h11
+import hypercorn.protocol
 import hypercorn.trio.run
 import trio
 from attrs import define, field
@@ -22,16 +25,19 @@ from h2.events import StreamReset
 from h2.exceptions import ProtocolError
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
 from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.errors import unwrap_exception_groups
-from trio_pool_serve.server.client_socket import end_sending
+from trio_pool_serve.server.client_socket import end_sending, has_arrived
 from trio_pool_serve.server.early_refusals import EarlyRefusals
+from trio_pool_serve.server.http2_protocol import Http2Protocol
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
-from trio_pool_serve.server.incoming_request import MAX_HEADERS
+from trio_pool_serve.server.incoming_request import HTTP2_PREFACE, MAX_HEADERS
 from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
 
 CLOSE_TIMEOUT_S = 5.0
@@ -67,7 +73,8 @@ class IdleTimer:
 
     async def stop(self) -> None:
         """Stop the timer: the connection is busy. Cancellation: none."""
-        self._idle = trio.Event()
+        if self._idle.is_set():  # else the shutdown may wait for it already
+            self._idle = trio.Event()
         self._scope.deadline = self.first_by = math.inf
 
     def end(self) -> None:
@@ -94,14 +101,26 @@ logger = logging.getLogger(__name__)
 class ContainedConnection(TCPServer):
     """hypercorn's connection, for everything but plain HTTP/1.x; it also ends when the client disconnects.
 
-    ``received`` was read from the stream before. The first request's head must arrive by ``head_by``.
+    ``received`` was read from the stream before. The first request's head must arrive by ``head_by``. ``refusals``
+    answer HTTP/2 requests that lack an API key. Raises ``OSError`` if the client has left.
     """
 
     context: ServerContext
 
-    def __init__(self, *args: Any, received: bytes = b"", head_by: float = math.inf) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        received: bytes = b"",
+        head_by: float = math.inf,
+        refusals: EarlyRefusals | None = None,
+    ) -> None:
         super().__init__(*args)
-        self._wrapped_app, self.app = self.app, self._call_app
+        self._wrapped_app, self.app = self.app, self  # hypercorn's protocols get it
+        self.refusals = refusals
+        self._socket = getattr(self.stream, "transport_stream", self.stream).socket
+        self.address = self.context.connections.address_of(self._socket.getpeername())
+        self.address_budget = self.context.connections.frame_budget_of(self.address)
+        self._further_requests = 0
         self._received = received
         self._reading = trio.CancelScope()
         self._connection = trio.CancelScope()
@@ -113,13 +132,35 @@ class ContainedConnection(TCPServer):
 
     async def run(self) -> None:
         """Serve the connection until it is closed. Cancellation: at once, except for hypercorn's writes."""
-        with self._connection:
-            await super().run()
+        try:
+            with self._connection:
+                await super().run()
+        finally:
+            self.count_requests(0)
+
+    async def expect_first_request(self) -> None:
+        """Close the connection unless a request begins within ``client_timeout_s``. Cancellation: none."""
+        timer, soon = self.idle_timer, trio.current_time() + self._client_timeout_s
+        timer.first_by = min(timer.first_by, soon)
+        await timer.restart(self._task_group, None)
+
+    def count_requests(self, number: int) -> None:
+        """Say how many HTTP/2 requests are in progress: each but the first counts as a connection."""
+        further = max(0, number - 1)
+        self.context.connections.add(self.address, further - self._further_requests)
+        self._further_requests = further
 
     async def _wait_for_shutdown(self) -> None:
         if self.context.terminated.is_set():  # accepted during the shutdown, for one request
             await trio.sleep(LAST_REQUEST_S)
         await self.context.terminated.wait()
+
+    async def _initiate_server_close(self) -> None:
+        """Close an idle connection; a client of HTTP/2 is told that nothing more is answered. Cancellation: at once."""
+        does_read = not self.client_has_left and has_arrived(self._socket, select.POLLOUT)
+        if does_read and isinstance(protocol := self.protocol.protocol, Http2Protocol):
+            await protocol.go_away(ErrorCodes.NO_ERROR)
+        await super()._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         """Handle a protocol event. Cancellation: as in hypercorn; writing ends after its time limit."""
@@ -136,12 +177,12 @@ class ContainedConnection(TCPServer):
             try:
                 with trio.fail_after(self._client_timeout_s, shield=True):
                     await self.stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError, trio.TooSlowError):
                 self._connection.cancel(reason="the client does not read")
                 await self.protocol.handle(Closed())
 
-    async def _call_app(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
-        """Call the app with a ``send`` that resets a stream whose client does not read."""
+    async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        """Call the app with a ``send`` that resets a stream whose client does not read. Cancellation: as the app."""
         if len(scope["headers"]) > MAX_HEADERS:
             await send({"type": "http.response.start", "status": 431, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body"})
@@ -176,6 +217,15 @@ class ContainedConnection(TCPServer):
                 await protocol._handle_events([StreamReset(stream_id=number)])  # noqa: SLF001
                 return
 
+    @property
+    def client_has_left(self) -> bool:
+        """Return whether the client has closed its sending half, or the connection is closed: requests are in vain."""
+        return self._socket.fileno() < 0 or has_arrived(self._socket, select.POLLRDHUP)
+
+    def stop_reading(self) -> None:
+        """Read no more at the next checkpoint of the task that reads, and end the requests."""
+        self._reading.cancel(reason="the client has left")
+
     async def _read_data(self) -> None:
         with self._reading:
             if self._received:
@@ -186,6 +236,24 @@ class ContainedConnection(TCPServer):
             await unsent.close()  # hypercorn's streams would wait for the client to read them
         # Requests have been cancelled by now. Some connections do not end all the same: upgrades to HTTP/2, for one.
         self._connection.deadline = trio.current_time() + CLOSE_TIMEOUT_S
+        await self.protocol.handle(Closed())
+
+
+class Http1Protocol(H11Protocol):
+    """hypercorn's protocol without ``Upgrade: h2c``: RFC 9113 withdrew it, and proxies do not see its requests."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if (event.method, event.target, event.http_version) == (b"PRI", b"*", b"2.0"):
+            raise H2ProtocolAssumedError(HTTP2_PREFACE + self.connection.trailing_data[0])
+
+
+def _http2_protocol(app: Any, *arguments: Any) -> H2Protocol:
+    return (Http2Protocol if isinstance(app, ContainedConnection) else H2Protocol)(app, *arguments)
+
+
+# hypercorn's wrapper of protocols has no other extension point; the version is pinned.
+setattr(hypercorn.protocol, H11Protocol.__name__, Http1Protocol)
+setattr(hypercorn.protocol, H2Protocol.__name__, _http2_protocol)
 
 
 async def serve_connection(
@@ -212,7 +280,9 @@ async def serve_connection(
                         await end_sending(stream.socket)
                     return
                 received, head_by = left_over, trio.current_time() + context.connections.client_timeout_s
-            await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
+            await ContainedConnection(
+                app, config, context, state, stream, received=received, head_by=head_by, refusals=refusals
+            ).run()
     except OSError:
         return  # the client left before its address was read
     except Exception as error:
@@ -235,15 +305,19 @@ async def closing(stream: Any) -> AsyncIterator[None]:
 
 async def serve_counted(app: AppWrapper, config: Config, context: ServerContext, state: Any, stream: Any) -> None:
     """Serve a connection of hypercorn's listener if there is room. Cancellation: as ``serve_connection``."""
-    if context.connections.refuses():
+    try:
+        address = context.connections.address_of(getattr(stream, "transport_stream", stream).socket.getpeername())
+    except OSError:
+        return  # the client has left
+    if context.connections.refuses(address):
         return
     served = getattr(app, "app", None)
     refusals = EarlyRefusals(served, config, context) if isinstance(served, PoolServeApp) else None
-    context.connections.open += 1
+    context.connections.add(address)
     try:
         await serve_connection(app, config, context, state, stream, refusals=refusals)
     finally:
-        context.connections.open -= 1
+        context.connections.add(address, -1)
 
 
 def _is_plain(config: Config, stream: Any) -> bool:

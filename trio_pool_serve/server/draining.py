@@ -21,14 +21,18 @@ async def drain(
     Return after ``--drain-timeout-s``, or as soon as ``wait_for_parent()`` returns: the caller exits then.
     Cancellation: at once; the caller cancels it when all requests have finished.
     """
-    limit_s = service.config.time_limits.drain_timeout_s
-    if service.models.are_loaded.is_set():  # else there is nothing to finish
+    limit_s, running = service.config.time_limits.drain_timeout_s, service.running_tasks
+    if has_requests := service.models.are_loaded.is_set():
         logger.info("draining, for at most %g s", limit_s)
     service.draining = True
     stop.set()
-    with trio.move_on_after(limit_s) as limit:
-        await wait_for_parent()
-    # hypercorn shields its writes: a client that does not read would keep the process alive for ever.
-    rows = sum(served.engine.statistics().queued_rows for served in service.served.values())
-    reason = "the drain took too long" if limit.cancelled_caught else "the parent is gone"
-    logger.warning("exiting with %d rows unfinished: %s", rows, reason)
+    try:
+        with trio.move_on_after(limit_s) as limit:
+            await wait_for_parent()
+        # hypercorn shields its writes: a client that does not read would keep the process alive for ever.
+        rows = sum(served.engine.statistics().queued_rows for served in service.served.values())
+        reason = "the drain took too long" if limit.cancelled_caught else "the parent is gone"
+        logger.warning("exiting with %d rows unfinished: %s", rows, reason)
+    finally:
+        if has_requests:
+            logger.info("stopped", extra={"finished": running - service.running_tasks, "cut": service.running_tasks})

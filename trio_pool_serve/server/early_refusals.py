@@ -9,6 +9,7 @@ less: health checks do not wait behind thousands of refusals.
 
 import logging
 import math
+import select
 import socket
 from typing import Any
 
@@ -18,8 +19,9 @@ from hypercorn.config import Config
 from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.app import PoolServeApp
-from trio_pool_serve.server.client_socket import MAX_RECEIVED, seconds_since_arrival
+from trio_pool_serve.server.client_socket import MAX_RECEIVED, has_arrived, seconds_since_arrival
 from trio_pool_serve.server.incoming_request import (
+    HTTP2_PREFACE,
     BadRequestError,
     IncomingRequest,
     LeftToHypercornError,
@@ -78,6 +80,8 @@ class EarlyRefusals:
         received = _received(connection)
         if not received:
             return b"" if received is None else CLIENT_LEFT
+        if received.startswith(HTTP2_PREFACE) and has_arrived(connection, select.POLLRDHUP):
+            return CLIENT_LEFT  # as later, in ``ContainedConnection.client_has_left``
         waited_s = seconds_since_arrival(connection)
         client = parse_socket_addr(connection.family, peer)
         address = "" if client is None else client[0]

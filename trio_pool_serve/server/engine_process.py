@@ -13,7 +13,7 @@ from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
 from trio_pool_serve.engine.placement import idle_launches_of
-from trio_pool_serve.engine.places.supervisor import EngineJob, Loaded, LoadingStep, ToEngineProcess
+from trio_pool_serve.engine.places.supervisor import Alive, EngineJob, Loaded, LoadingStep, ToEngineProcess
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
@@ -21,7 +21,7 @@ from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.loading.runner_loader import load_model
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
-from trio_pool_serve.processes.child_process import leave, open_process_nursery, run_as_child, send_to_parent
+from trio_pool_serve.processes.child_process import TICKS, leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.socket_folder import BACKLOG, serve_at
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 SNAPSHOT_S = 2.0
-"""Interval between snapshots to the parent, if the server is on another machine."""
+"""Interval between snapshots to the parent, if the server is on another machine. They show that this one is alive."""
 
 
 async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
@@ -109,8 +109,9 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
                 await send_to_parent(channel, Loaded(sendable(engine.worker.loaded.describe()), address, os.getpid()))
                 if job.socket_folder:
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
+                    nursery.start_soon(_keep_sending, channel, Alive, config.scheduling.silence_timeout_s / TICKS)
                 else:
-                    nursery.start_soon(_send_snapshots, channel, snapshot)
+                    nursery.start_soon(_keep_sending, channel, snapshot, SNAPSHOT_S)
                 if job.key:
                     await EngineListener(engine, LinkKeys(keys=[job.key.encode()])).serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
@@ -142,10 +143,12 @@ def _tell_parent(
         token.run_sync_soon(begin)
 
 
-async def _send_snapshots(channel: FramedStream[ToEngineProcess], take: Callable[[], Snapshot]) -> None:
+async def _keep_sending(
+    channel: FramedStream[ToEngineProcess], make: Callable[[], Alive | Snapshot], every_s: float
+) -> None:
     while True:
-        await send_to_parent(channel, take())
-        await trio.sleep(SNAPSHOT_S)
+        await send_to_parent(channel, make())
+        await trio.sleep(every_s)
 
 
 if __name__ == "__main__":

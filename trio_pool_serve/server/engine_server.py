@@ -61,7 +61,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(watch_ends)
-            await nursery.start(watch_reloads, partial(offload.reload, "keys", keys.read))
+            await nursery.start(watch_reloads, partial(offload.reload, "keys", keys.read, keys.path))
             nursery.start_soon(sample_loop_lag, metrics.loop_lag)
             try:
                 await offload.run("load", keys.read)

@@ -31,6 +31,11 @@ MAX_TARGET = 8 * 1024
 MAX_REQUEST_LINE = MAX_TARGET + 32
 """Bytes of a request's first line: the target, and any method and version."""
 
+SHORT_PIECE = 32
+"""Bytes of a chunked body up to a CR LF CR LF: each takes a call of llhttp, and JSON has next to none."""
+
+MAX_SHORT_PIECES = 1024
+
 CHUNK_OVERHEAD = 32
 """Bytes of framing that each chunk may add: a size, a short extension, two line ends."""
 
@@ -45,6 +50,33 @@ class BadRequestError(Exception):
 
 class LeftToHypercornError(Exception):
     """The request is not read here: the connection, with all of its bytes, is left to hypercorn."""
+
+
+def asgi_scope(
+    http_version: str,
+    method: str,
+    scheme: str,
+    target: bytes,
+    headers: list[tuple[bytes, bytes]],
+    root_path: str,
+    client: tuple[str, int] | None,
+) -> dict[str, Any]:
+    """Return ASGI's scope of a request, without the server's address and state."""
+    path, _, query_string = target.partition(b"?")
+    return {
+        "type": "http",
+        "http_version": http_version,
+        "asgi": {"spec_version": "2.1", "version": "3.0"},
+        "method": method,
+        "scheme": scheme,
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "query_string": query_string,
+        "root_path": root_path,
+        "headers": headers,
+        "client": client,
+        "extensions": {},
+    }
 
 
 class IncomingRequest:
@@ -64,6 +96,7 @@ class IncomingRequest:
         self._has_head = False
         self._pieces: list[bytes] = []
         self._framing_left = max_framing_bytes
+        self._short_pieces_left = MAX_SHORT_PIECES
         self._parser = HttpRequestParser(self)
         try:
             self._parser.feed_data(head)
@@ -74,7 +107,8 @@ class IncomingRequest:
             raise BadRequestError(400) from error
         self.method = self._parser.get_method().decode()
         self.http_version = self._parser.get_http_version()
-        if not self._has_head or self.http_version not in {"1.1", "1.0"}:
+        spaces = head.count(b" ", 0, head.find(b"\r\n"))  # llhttp skips all after the method and the version
+        if not self._has_head or self.http_version not in {"1.1", "1.0"} or spaces != 2:
             raise BadRequestError(400)
         fields = dict(self.headers)
         self._check(fields)
@@ -98,7 +132,7 @@ class IncomingRequest:
             names = [name for name, _ in self.headers]
             if any(names.count(name) > 1 for name in (b"host", b"content-length", b"transfer-encoding")):
                 raise BadRequestError(400)
-        if b"host" not in fields and self.http_version == "1.1":
+        if (b"host" not in fields) if self.http_version == "1.1" else (b"transfer-encoding" in fields):
             raise BadRequestError(400)
         length = fields.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
@@ -108,26 +142,15 @@ class IncomingRequest:
 
     def scope(self, root_path: str, client: tuple[str, int] | None, waited_s: float) -> dict[str, Any]:
         """Return ASGI's scope, as far as the request, the client's address and the time waited determine it."""
-        path, _, query_string = self.target.partition(b"?")
-        return {
-            "type": "http",
-            "http_version": self.http_version,
-            "asgi": {"spec_version": "2.1", "version": "3.0"},
-            "method": self.method,
-            "scheme": "http",
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query_string,
-            "root_path": root_path,
-            "headers": self.headers,
-            "client": client,
-            "extensions": {WAITED_S: waited_s},
-        }
+        scope = asgi_scope(self.http_version, self.method, "http", self.target, self.headers, root_path, client)
+        scope["extensions"][WAITED_S] = waited_s
+        return scope
 
     def take_body(self, data: bytes) -> tuple[bytes, int]:
         """Return the part of the body in ``data``, and how many bytes of ``data`` that took; set ``is_complete``.
 
-        Raises ``BadRequestError`` for invalid chunks, and for chunks with more framing than ``max_framing_bytes``.
+        Raises ``BadRequestError`` for invalid chunks, for chunks with more framing than ``max_framing_bytes``, and for
+        more than ``MAX_SHORT_PIECES``.
         """
         if not self.is_chunked:
             taken = min(len(data), self._missing)
@@ -143,6 +166,10 @@ class IncomingRequest:
                 self._parser.feed_data(data[begin:end])
             except HttpParserError as error:
                 raise BadRequestError(400) from error
+            if end - begin < SHORT_PIECE and end < len(data):
+                self._short_pieces_left -= 1
+                if self._short_pieces_left < 0:
+                    raise BadRequestError(400)
             begin = end
         body = b"".join(self._pieces)
         self._pieces.clear()

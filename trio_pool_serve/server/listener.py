@@ -36,9 +36,10 @@ from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
-CAPACITY_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+LISTENING_ERRORS = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
+"""Errors of the listening socket. Others are of a new connection, such as EPERM of a firewall, or of the system."""
 
-CAPACITY_PAUSE_S = 0.1
+ERROR_PAUSE_S = 0.1
 
 REFUSING_PAUSE_S = 0.02
 """Pause between accepts while connections are refused: waking for each one costs as much as refusing it.
@@ -107,10 +108,10 @@ class Acceptor:
                 left -= REFUSED_PER_SERVED if is_served and self.tls is None else 1  # handshakes have turns
                 refused += not is_served
         except OSError as error:
-            if error.errno not in CAPACITY_ERRORS:
+            if error.errno in LISTENING_ERRORS:
                 raise
             logger.warning("no connection can be accepted: %s", error)
-            return CAPACITY_PAUSE_S  # no file descriptors are left, for example
+            return ERROR_PAUSE_S  # no file descriptors are left, for example
         return 0.0
 
     def _accept_one(self, nursery: trio.Nursery) -> bool | None:
@@ -119,7 +120,8 @@ class Acceptor:
             connection, peer = self.listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
-        if self.context.connections.refuses():
+        address = self.context.connections.address_of(peer)
+        if self.context.connections.refuses(address):
             send_refusal(connection, is_plain=self.tls is None)
             self._linger(connection)
             return False
@@ -129,8 +131,8 @@ class Acceptor:
             if isinstance(found, Refusal) and found.closes:
                 self._linger(connection)
                 return False
-        self.context.connections.open += 1  # now: the task begins later
-        nursery.start_soon(self._serve, connection, peer, found)
+        self.context.connections.add(address)  # now: the task begins later
+        nursery.start_soon(self._serve, connection, peer, found, address)
         return True
 
     def _linger(self, connection: socket.socket) -> None:
@@ -141,7 +143,7 @@ class Acceptor:
         if len(self._refused) > self.context.connections.max_refused:
             self._refused.popleft()[1].close()
 
-    async def _serve(self, connection: socket.socket, peer: Any, found: Refusal | bytes) -> None:
+    async def _serve(self, connection: socket.socket, peer: Any, found: Refusal | bytes, address: str) -> None:
         head_by = trio.current_time() + self.context.connections.client_timeout_s
         try:
             if isinstance(found, Refusal) and self.early_refusals is not None:
@@ -150,7 +152,7 @@ class Acceptor:
                 await self._serve_stream(connection, peer, found, head_by)
         finally:
             connection.close()
-            self.context.connections.open -= 1
+            self.context.connections.add(address, -1)
 
     async def _serve_stream(self, connection: socket.socket, peer: Any, found: Refusal | bytes, head_by: float) -> None:
         try:
@@ -230,7 +232,8 @@ async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: fl
 def hypercorn_config(config: Config) -> HypercornConfig:
     """Return hypercorn's settings for the connections of a listener."""
     settings = HypercornConfig()
-    settings.graceful_timeout = config.time_limits.drain_timeout_s
+    # ``drain`` counts the requests that still run, and exits, before they are cancelled.
+    settings.graceful_timeout = config.time_limits.drain_timeout_s + 1.0
     settings.keep_alive_timeout = 75
     settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
     settings.include_server_header = False

@@ -1,5 +1,7 @@
 """The process that talks to Ray for the server. Started by ``RayPlacement``."""
 
+import os
+import sys
 from pathlib import Path
 
 import trio
@@ -16,6 +18,8 @@ async def main(channel: FramedStream[RayJob], job: RayJob) -> None:
     """Place engine processes until the parent ends. Cancellation: the actors are ended."""
     config, folder = decode_config(job.config), Path(job.socket_folder)
     configure_logging(config.logging)
+    if str(Path.cwd()) not in sys.path:
+        os.chdir("/")  # Ray's workers import from the current folder of the process that connects
     places = ActorPlaces(config, job.loader, folder, key=job.key)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_with_parent, channel, nursery.cancel_scope)

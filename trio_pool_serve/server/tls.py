@@ -3,6 +3,7 @@
 import logging
 import os
 import ssl
+from contextlib import suppress
 from functools import partial
 from typing import Self
 
@@ -11,6 +12,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.config.network_config import KEY_PASSWORD
+from trio_pool_serve.server.client_socket import end_sending
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
@@ -59,15 +61,12 @@ class Certificates:
 
         If the files are invalid, this is logged, they are read once more, and the old ones stay. Cancellation: at once.
         """
-        for pause_s in (RETRY_S, 0.0):
-            try:
-                self.context = await self.offload.run("load", partial(_context_of, self.network))
-            except (OSError, ValueError) as error:
-                logger.warning("the certificate stays as it is: %s: %s", self.network.ssl_certfile, error)
-                await trio.sleep(pause_s)
-            else:
-                logger.info("the certificate has been read again: %s", self.network.ssl_certfile)
-                return
+        paths = filter(None, (self.network.ssl_certfile, self.network.ssl_keyfile, self.network.ssl_ca_certs))
+        read = partial(self.offload.reload, "certificate", partial(_context_of, self.network), *paths)
+        if (context := await read()) is None:
+            await trio.sleep(RETRY_S)
+            context = await read()
+        self.context = context or self.context
 
     async def begin_tls(self, connection: trio.SocketStream, client: int) -> trio.SSLStream[trio.SocketStream] | None:
         """Return a connection's stream after its handshake; ``None`` if the handshake fails. Cancellation: at once.
@@ -83,6 +82,10 @@ class Certificates:
                 await stream.do_handshake()
             except Exception as error:  # ends nothing else, as in ``serve_connection``
                 logger.debug("a TLS handshake failed", exc_info=error)
+                with suppress(trio.BrokenResourceError):
+                    # OpenSSL's alert tells the client what is wrong; trio leaves it where OpenSSL has written it.
+                    await connection.send_all(stream._outgoing.read())  # noqa: SLF001
+                    await end_sending(connection.socket)
                 stream = None
             nursery.cancel_scope.cancel(reason="the handshake has ended")
         return stream
