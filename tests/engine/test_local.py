@@ -317,6 +317,33 @@ async def test_a_dead_engine_fails_every_waiter_and_refuses_new_work(scripted, o
         await engine.submit(request(1))
 
 
+async def test_a_pause_of_the_whole_process_does_not_count_as_a_batch_that_takes_too_long(scripted, mock_clock):
+    """Only ticks of the loop count: six, and the one that has begun."""
+    engine, outcomes = engine_over(scripted, batch_timeout_s=6.0), Outcomes()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(engine):
+            async with computing(engine, scripted):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(1000)
+                for _ in range(5):
+                    await wait_all_tasks_blocked()
+                    mock_clock.jump(1.0)
+                await wait_all_tasks_blocked()
+            scripted.gate.clear()
+            scripted.launching.clear()
+            async with trio.open_nursery() as waiters:
+                waiters.start_soon(outcomes.submit, engine, 2, request(2))
+                await in_thread(scripted.launching.wait)
+                for _ in range(7):
+                    await wait_all_tasks_blocked()
+                    assert not outcomes.failed
+                    mock_clock.jump(1.0)
+                await wait_all_tasks_blocked()
+                scripted.gate.set()
+    assert caught.group_contains(EngineDeadError, match="a batch takes more than 6 s")
+    assert isinstance(outcomes.failed[2], EngineDeadError)
+
+
 async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
     async with running(engine_over(scripted, max_queue_s=1)) as engine:
         with engine.admit(EstimatedWork(tokens=10**9)):

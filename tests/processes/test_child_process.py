@@ -76,6 +76,20 @@ async def test_a_child_that_receives_an_invalid_message_exits():
         assert await child.wait() == "exited with status 7"
 
 
+async def test_a_child_that_is_silent_is_killed_and_time_in_which_the_parent_was_stopped_does_not_count(mock_clock):
+    async with open_child(CHILD, Job(b""), Said) as child, trio.open_nursery() as nursery:
+        assert await child.status(6.0) == Said("hello")
+        child.process.send_signal(signal.SIGSTOP)  # or it would leave with status 7 when it is killed
+        nursery.start_soon(child.status, 6.0)
+        await wait_all_tasks_blocked()
+        for seconds in (1000, 1, 1, 1, 1):
+            mock_clock.jump(seconds)
+            await wait_all_tasks_blocked()
+        assert child.process.poll() is None
+        mock_clock.jump(1)
+        assert await child.wait() == "was ended by signal 9"
+
+
 async def test_a_job_that_cannot_be_sent_is_the_parents_error_and_leaves_no_child():
     with pytest.raises(UnsendableError):
         async with open_child(CHILD, Job("\ud800"), Said) as child:

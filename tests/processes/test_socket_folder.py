@@ -1,5 +1,6 @@
 """Folders of sockets are private, and those of servers that were killed are removed."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import trio
 
 from tests.server.server_process import until
 from trio_pool_serve.processes import socket_folder
-from trio_pool_serve.processes.socket_folder import ABANDONED_S, PREFIX, SocketFolder, is_private, serve_at
+from trio_pool_serve.processes.socket_folder import PREFIX, SocketFolder, is_private, serve_at
 
 MAKES_ONE = """
 from trio_pool_serve.processes.socket_folder import SocketFolder
@@ -32,35 +33,43 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def age(folder: Path) -> None:
-    then = folder.stat().st_mtime - 2 * ABANDONED_S
-    os.utime(folder, (then, then))
-
-
 def test_the_next_start_removes_the_folder_of_a_server_that_was_killed(parent):
-    """Not that of one that lives, or a young one, which its owner may not have locked yet."""
+    """At once, but not that of one that lives."""
     with subprocess.Popen(
         [sys.executable, "-c", MAKES_ONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         folder = Path(process.stdout.readline().strip())
         (folder / "engine.sock").touch()
-        age(folder)
         with SocketFolder():
             assert folder.exists(), "its owner lives"
         process.send_signal(signal.SIGKILL)
     with SocketFolder() as own:
         assert not folder.exists()
-        young = parent / f"{PREFIX}young"
-        young.mkdir()
         with SocketFolder():
-            assert young.exists()
             assert Path(own).exists()
-    assert list(parent.iterdir()) == [young]
+    assert list(parent.iterdir()) == []
+
+
+def test_a_folder_that_another_start_removes_before_it_is_locked_is_replaced(parent, monkeypatch):
+    flock, others = fcntl.flock, []
+
+    def flock_after_another_start(folder: int, operation: int) -> None:
+        if not others:
+            others.append(parent)
+            with SocketFolder():
+                others.extend(parent.iterdir())
+        flock(folder, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_another_start)
+    with SocketFolder() as own:
+        assert len(others) == 2, "the other start has removed ours, and made its own"
+        assert [*parent.iterdir()] == [Path(own)]
+        assert is_left_alone(Path(own))
+    assert list(parent.iterdir()) == []
 
 
 def is_left_alone(folder: Path) -> bool:
     """Return whether it is private, and the start of another server does not remove it."""
-    age(folder)
     with SocketFolder():
         return folder.exists() and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -73,8 +82,8 @@ async def test_a_folder_that_was_removed_is_made_again_and_is_its_owners(parent,
         assert is_left_alone(folder)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(own.keep)
-            for _ in range(2):
-                shutil.rmtree(folder)
+            for removed in (folder, folder, parent):
+                shutil.rmtree(removed)
                 await until(folder.exists)
             nursery.cancel_scope.cancel()
         assert is_left_alone(folder)
@@ -115,7 +124,6 @@ def test_a_folder_that_another_user_has_made_is_not_private(parent):
 def test_a_link_in_its_place_is_not_followed(parent):
     elsewhere = parent / "elsewhere"
     elsewhere.mkdir()
-    age(elsewhere)
     (parent / f"{PREFIX}link").symlink_to(elsewhere)
     with SocketFolder():
         assert elsewhere.exists()

@@ -292,6 +292,21 @@ async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_pa
 
 @pytest.mark.ray
 @pytest.mark.slow
+async def test_ray_s_workers_run_no_module_of_the_server_s_current_folder(tmp_path, minilm, own_cluster):
+    folder = tmp_path / "current"
+    folder.mkdir()
+    for name in ("msgspec", "trio", "torch", "trio_pool_serve"):
+        note = f"open({str(folder / 'ran')!r}, 'a').write(__name__ + ' ')"
+        (folder / f"{name}.py").write_text(f"{note}\nraise ImportError('run from the current folder')\n")
+    own_cluster.add_node(1)
+    command = ("env", "-C", str(folder), str(Path(sys.executable).with_name("trio-pool-serve")), "serve")
+    async with serving(tmp_path, minilm, own_cluster, "--backend", "torch", replicas=1, command=command) as server:
+        await server.wait_computing()
+        assert not (folder / "ran").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 async def test_a_server_that_is_killed_while_models_load_leaves_nothing_on_the_nodes(tmp_path, minilm, own_cluster):
     own_cluster.add_node(2)
     by_ray = ("--engine", "ray", "--replicas", "2")

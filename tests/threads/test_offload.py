@@ -254,6 +254,34 @@ async def test_a_model_is_loaded_in_a_thread_that_ends_with_the_loading():
 # -- without threads ----------------------------------------------------------------------------------
 
 
+async def test_a_file_that_cannot_be_read_again_holds_up_only_a_later_reading_of_the_same(monkeypatch, caplog):
+    """The reading that does not end is given up after ``RELOAD_S``, and at once if it is cancelled."""
+    offload, ended = Offload(), threading.Event()
+    with monkeypatch.context() as short:
+        short.setattr("trio_pool_serve.threads.offload.RELOAD_S", 0.1)
+        assert await offload.reload("certificate", ended.wait) is None
+    kept = "reloading the certificate failed; the previous ones stay in use: they could not be read within 0.1 s."
+    assert kept in caplog.messages
+    assert await offload.reload("keys", lambda: "new keys") == "new keys"
+    with trio.CancelScope() as cancelled:
+        cancelled.cancel()
+        await offload.reload("certificate", ended.wait)
+    assert cancelled.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offload.reload, "certificate", ended.is_set)
+        await wait_all_tasks_blocked()
+        ended.set()
+    assert caplog.text.count("reloading the certificate failed") == 1
+
+
+async def test_only_regular_files_are_read_again(tmp_path, caplog):
+    """A pipe without a writer would hold a thread for ever."""
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    assert await Offload().reload("keys", pipe.read_bytes, pipe) is None
+    assert f"{pipe} is not a regular file" in caplog.text
+
+
 async def test_without_threads_everything_runs_on_the_loop_and_a_cancelled_callable_never_starts():
     offload, never = Offload(in_threads=False), Blocker()
     assert await offload.run("render", threading.get_ident) == threading.get_ident()

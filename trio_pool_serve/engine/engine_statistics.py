@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from attrs import define, frozen
 
-from trio_pool_serve.processes.allocator import resident_bytes, return_freed_memory
+from trio_pool_serve.processes.allocator import allocated_bytes, resident_bytes, return_freed_memory
 from trio_pool_serve.telemetry.gauges import Gauges
 
 EngineState: TypeAlias = Literal["loading", "ready", "stalled", "dead"]
@@ -92,16 +92,18 @@ class ModelMemory:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Add the growth of the process during the block.
+        """Add the growth of the process during the block, or of what it has allocated, if that has grown more.
 
         Memory that others allocate meanwhile counts too, as do libraries that are imported for the first time.
         """
         return_freed_memory()
-        began, resident, device = time.perf_counter(), resident_bytes(), _device_bytes()
+        began, resident, allocated = time.perf_counter(), resident_bytes(), allocated_bytes()
+        device = _device_bytes()
         yield
         self.loading_s += time.perf_counter() - began
         return_freed_memory()
-        self.resident_bytes = max(0, self.resident_bytes + resident_bytes() - resident)
+        growth = max(resident_bytes() - resident, allocated_bytes() - allocated)
+        self.resident_bytes = max(0, self.resident_bytes + growth)
         self.device_bytes = max(0, self.device_bytes + _device_bytes() - device)
 
     def gauges(self) -> Gauges:

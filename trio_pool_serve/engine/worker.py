@@ -3,9 +3,10 @@
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, NoReturn, TypeAlias, TypeVar
 
 import trio
 from attrs import define, field
@@ -30,6 +31,7 @@ from trio_pool_serve.errors import (
     innermost,
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
+from trio_pool_serve.processes.child_process import TICKS
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import ComputedBy, PooledBatch, PoolingRequest, Runner
@@ -68,6 +70,8 @@ class Worker:
     short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
     batches: int = field(default=0, init=False)
     failed_batches: int = field(default=0, init=False)
+    _ticks: dict[trio.CancelScope, float] = field(init=False, factory=dict)
+    """For how many ticks each launch and each copy has been waited for."""
 
     def __attrs_post_init__(self) -> None:
         self.metrics.add_gauges(self.memory.gauges)
@@ -83,6 +87,7 @@ class Worker:
             threads = await self._load()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_returning_memory)
+                nursery.start_soon(self._count_ticks)
                 await self._compute_one(threads[0])
                 for thread in threads:
                     nursery.start_soon(self.dispatcher.pull, [thread], nursery)
@@ -210,6 +215,29 @@ class Worker:
         return await self.offload.run(
             kind, contained, lowers_priority=kind == "load" or not self.loaded.has_own_threads
         )
+
+    @contextmanager
+    def limited(self, batch: InFlightBatch) -> Iterator[None]:
+        """Raise ``RunnerDeadError`` if the block takes longer than the batch timeout, or up to a sixth more.
+
+        Time is counted in ticks: a process that was stopped has not waited. Background work has no limit.
+        """
+        with trio.CancelScope() as limit:
+            self._ticks[limit] = -math.inf if batch.is_planned else 0
+            try:
+                yield
+            finally:
+                del self._ticks[limit]
+        if limit.cancelled_caught:
+            raise RunnerDeadError(f"a batch takes more than {self.config.batch_timeout_s:g} s: the device is wedged")
+
+    async def _count_ticks(self) -> NoReturn:
+        while True:
+            await trio.sleep(self.config.batch_timeout_s / TICKS)
+            for limit in self._ticks:
+                self._ticks[limit] += 1
+                if self._ticks[limit] > TICKS:
+                    limit.cancel(reason="the batch takes too long")
 
     async def return_memory(self) -> None:
         """Return freed memory between two batches, so that no batch waits for the heap. Cancellation: at once."""
@@ -347,12 +375,10 @@ class LaunchThread(Device):
 
         Raises ``RunnerDeadError``.
         """
-        timeout_s, rows = self.worker.config.batch_timeout_s, len(batch.entries)
+        rows = len(batch.entries)
         try:
-            with trio.fail_after(math.inf if batch.is_planned else timeout_s):
+            with self.worker.limited(batch):
                 return await step()
-        except trio.TooSlowError as error:
-            raise RunnerDeadError(f"a batch has not returned for {timeout_s:g} s: the device is wedged") from error
         except RunnerDeadError:
             raise
         except AdapterError as error:

@@ -5,6 +5,8 @@ and SIGINT, which a terminal or systemd sends to all processes of a server at on
 """
 
 import logging
+import math
+import multiprocessing
 import os
 import signal
 import socket
@@ -12,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -27,8 +30,25 @@ logger = logging.getLogger(__name__)
 
 Status = TypeVar("Status")
 
+TICKS = 6
+"""Silence is counted in so many ticks of the event loop that waits, not by the clock: in a process that was stopped,
+or whose loop is late, one tick passes, however long that took."""
+
 EXIT_TIMEOUT_S = 5.0
 """Seconds that a child has to exit by itself after its channel is closed, before it is killed."""
+
+RUN_MODULE = (
+    "import runpy, sys; sys.path[:] = sys.argv[3:]; runpy.run_module(sys.argv[2], run_name='__main__', alter_sys=True)"
+)
+
+
+def command_of(module: str, channel: socket.socket) -> list[str]:
+    """Return the command that runs a module with its end of the channel to this process.
+
+    It imports from where this process imports, plugins included. ``python -m`` would import from the current folder
+    first, which may be a model's folder with files of strangers.
+    """
+    return [sys.executable, "-P", "-c", RUN_MODULE, str(channel.fileno()), module, *sys.path]
 
 
 @define
@@ -58,20 +78,33 @@ class ChildProcess(Generic[Status]):
     process: trio.Process
     channel: FramedStream[Status]
 
-    async def status(self) -> Status | None:
+    async def status(self, silence_s: float = math.inf) -> Status | None:
         """Return the child's next message; ``None`` once it has ended. An invalid message ends the child.
 
-        Cancellation: at once, and a child that is about to end is killed.
+        If there is none for ``silence_s``, the child is killed. Cancellation: at once, and a child that is about to end
+        is killed.
         """
-        received = await self.channel.receive()
-        if received is None:
-            await self.leave(EXIT_TIMEOUT_S)
-            return None
-        return received[0]
+        for _ in range(TICKS):
+            with trio.move_on_after(silence_s / TICKS):
+                if (received := await self.channel.receive()) is not None:
+                    return received[0]
+                break
+        else:
+            logger.error("process %d is killed: it has been silent for %g s", self.process.pid, silence_s)
+            self.process.kill()
+        await self.leave(EXIT_TIMEOUT_S)
+        return None
 
     async def wait(self) -> str:
-        """Wait until the child has ended; return how, as a phrase for the log. Cancellation: at once."""
-        code = await self.process.wait()
+        """Wait until the child has ended; return ``end``. Cancellation: at once."""
+        await self.process.wait()
+        return self.end
+
+    @property
+    def end(self) -> str:
+        """How the child has ended, as a phrase for the log."""
+        if (code := self.process.returncode) is None:
+            return "cannot be killed now"  # it is stuck in the kernel
         return f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
 
     async def leave(self, timeout_s: float) -> None:
@@ -96,7 +129,7 @@ async def open_child(
     fds: Sequence[int] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[ChildProcess[Any]]:
-    """Run ``python -m MODULE`` with ``job`` for as long as the block lasts.
+    """Run a module, as ``python -m MODULE`` does, with ``job`` for as long as the block lasts.
 
     It inherits ``fds`` and this process's environment, with the variables in ``environment`` added. Retries as long as
     the system cannot start a process.
@@ -121,7 +154,7 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
         with ExitStack() as opened:
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair())
-                command, passed = [sys.executable, "-m", module, str(theirs.fileno())], [theirs.fileno(), *fds]
+                command, passed = command_of(module, theirs), [theirs.fileno(), *fds]
                 # Not in the terminal's process group: Ctrl-C would print a traceback of a child that is still starting.
                 process = await trio.lowlevel.open_process(
                     command, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment, process_group=0
@@ -176,6 +209,7 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
         try:
             await trio.sleep_forever()
         except trio.Cancelled as cancelled:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ``__main__`` ignores it
             signal.alarm(UNWIND_S)
             if cancelled.source == "nursery":  # a task has failed
                 is_reported = any(f"{name}(" in str(cancelled.reason) for name in REPORTED)
@@ -194,9 +228,27 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
 def leave(status: int) -> NoReturn:
     """End the process at once with this exit status, after writing its last log lines."""
     logging.shutdown()
+    _wait_logged()
+    os._exit(status)
+
+
+def _wait_logged() -> None:
+    """Wait until a thread has written what was logged, for at most a second."""
     if isinstance(sys.stderr, StandardError):
         sys.stderr.wait_written()
-    os._exit(status)
+
+
+def end_hypercorn(message: str) -> None:
+    """Log why this process ends; if it is a worker of hypercorn, end its parent by a signal that it does not handle.
+
+    It would exit with 0, whatever its worker exits with. The log is complete when it ends.
+    """
+    logger.critical("%s", message)
+    _wait_logged()
+    parent = multiprocessing.parent_process()
+    is_worker = "hypercorn" in Path(sys.argv[0]).parts[-2:]
+    if is_worker and parent is not None and parent.pid is not None and parent.is_alive():
+        os.kill(parent.pid, signal.SIGUSR1)
 
 
 def flush_and_leave(status: int) -> NoReturn:

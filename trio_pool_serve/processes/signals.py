@@ -38,7 +38,11 @@ async def stop_signals() -> AsyncIterator[trio.Event]:
 async def watch_reloads(
     reload: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Call ``reload()`` at each SIGHUP; started once signals are received. Cancellation: at once."""
+    """Call ``reload()`` at each SIGHUP; started once signals are received.
+
+    Cancellation: at once. SIGHUP is ignored from then on: one that has been received, but not handled, is raised again.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:

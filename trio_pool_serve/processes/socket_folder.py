@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +28,6 @@ CHECK_S = 1.0
 
 PREFIX = "trio_pool_serve-"
 
-ABANDONED_S = 60.0
-"""Younger folders stay: their owner may not have locked them yet."""
-
 
 class SocketFolder(tempfile.TemporaryDirectory[str]):
     """A temporary folder that only this user can enter; creating one removes the folders of killed servers.
@@ -41,13 +37,20 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
 
     def __init__(self) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
-        super().__init__(prefix=PREFIX)
-        self._lock = _lock(self.name)
+        while True:
+            super().__init__(prefix=PREFIX)
+            with suppress(FileNotFoundError):
+                self._lock = _lock(self.name)
+                if Path(self.name).exists():
+                    return
+                os.close(self._lock)
+            super().cleanup()  # another server starts at the same time, and has removed what nobody had locked
 
     async def keep(self) -> NoReturn:
         """Recreate the folder whenever it is removed, by a cleaner of temporary files for example. Runs forever.
 
-        The processes that listen or write there do so again, as in ``serve_at``. Cancellation: at once.
+        So are the folders above it. The processes that listen or write there do so again, as in ``serve_at``.
+        Cancellation: at once.
         """
         failure, folder = "", Path(self.name)
         while True:
@@ -55,7 +58,7 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
             if is_private(folder):
                 continue
             try:
-                folder.mkdir(mode=0o700)  # noqa: ASYNC240  (in memory)
+                folder.mkdir(mode=0o700, parents=True)  # noqa: ASYNC240  (in memory)
                 before, self._lock = self._lock, _lock(self.name)
                 os.close(before)
                 logger.warning("%s was removed, and was created again", self.name)
@@ -135,8 +138,6 @@ def _lock(folder: str) -> int:
 def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, gone, or locked by its owner
-            if path.stat().st_mtime > time.time() - ABANDONED_S:
-                continue
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ from trio_pool_serve.runs.run import compute_window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.table_results import RowResult
-from trio_pool_serve.runs.tables.table_windows import cut_windows
+from trio_pool_serve.runs.tables.table_windows import cut_windows, window_characters
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ async def _columns_of(engine: OwnEngine) -> Sequence[OutputColumn]:
 
 
 async def _compute(engine: OwnEngine, rows: list[InputRow]) -> list[RowResult]:
-    windows = [await compute_window(engine, window.rows, logger.warning) for window in cut_windows(rows)]
+    cut = cut_windows(rows, characters=window_characters(engine.columns))
+    windows = [await compute_window(engine, window.rows, logger.warning) for window in cut]
     return [result for window in windows for result in window.rows]
 
 

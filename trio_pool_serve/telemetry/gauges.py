@@ -94,7 +94,10 @@ GAUGES: Mapping[str, Meaning] = {
         "Lines of the log", {"dropped": "lines not written: nothing read stderr, or its disk was full"}
     ),
     "tasks": Meaning("Trio tasks", {"living": "tasks that have not ended"}),
-    "connections": Meaning("Connections of clients", {"open": "open connections", "limit": "their limit"}),
+    "connections": Meaning(
+        "Connections of clients, and further HTTP/2 requests of each",
+        {"open": "open connections", "limit": "their limit"},
+    ),
     "request_memory_bytes": Meaning("Bytes that requests hold", {"all": "bodies, images, token vectors"}),
     "request_memory_limit_bytes": Meaning("Bytes that requests may hold", {"all": "`--memory-budget-bytes`"}),
     "limiter_capacity": Meaning("Threads that a kind of work may use", _LIMITER),

@@ -130,7 +130,9 @@ class Metrics(Collector):
         self.render_wait = seconds("render_wait", "Wait of a chunk of one request's prompts for a renderer thread")
         self.render = seconds("render", "Rendering of a chunk of one request's prompts")
         self.encode = seconds("encode", "Encoding of one response, including the wait for a thread")
-        self.total = seconds("request", "One request, from its first byte read to its encoded response")
+        self.total = seconds(
+            "request", "One request, from its first byte read to its encoded response, or to the end of its stream"
+        )
         self._of_models: Mapping[str, Any] = {
             "queue": by_model("queue_seconds", "Wait of one row in the engine's queue"),
             "forward": by_model("forward_seconds", "Launch of one batch; on CPU, its whole forward pass"),
@@ -152,7 +154,7 @@ class Metrics(Collector):
         self._refusals = {of: refusals.labels(of) for of in REFUSALS}
         self.connections_refused = count(
             "connections_refused",
-            "Connections refused without being read: above the limits, or because the event loop lags",
+            "Connections and HTTP/2 requests refused unread: above the limits, or because the event loop lags",
         )
         self.listener_restarts = count("listener_restarts", "Restarts of a crashed listener")
         self.registry.register(self)

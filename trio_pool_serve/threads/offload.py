@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import outcome
@@ -46,6 +47,9 @@ file is read while another is written."""
 START_PAUSE_S = 1.0
 """Pause between attempts to start a thread for work that belongs to no request."""
 
+
+RELOAD_S = 10.0
+"""Maximum seconds for reading the files of a setting again: a file system may not respond."""
 
 NICENESS = 10
 """Niceness of computing threads and processes relative to the event loop, which then does not wait for them."""
@@ -119,6 +123,7 @@ class Offload:
     )
     """Turns for preparing one image."""
     _limiters: dict[LimiterName, trio.CapacityLimiter] = field(init=False)
+    _reloading: dict[str, trio.CapacityLimiter] = field(init=False, factory=dict)
     _launch_threads: DedicatedThreads = field(init=False, factory=lambda: DedicatedThreads("launch"))
 
     def __attrs_post_init__(self) -> None:
@@ -217,15 +222,36 @@ class Offload:
         self.undecoded.note_done(client)
         return decoded
 
-    async def reload(self, what: str, read: Callable[[], object]) -> None:
-        """Call ``read()``, which reads the files of a setting again. If that fails, log it: the old ones are kept.
+    async def reload(self, what: str, read: Callable[[], T], *paths: Path) -> T | None:
+        """Return what ``read()`` returns, which reads the files ``paths`` of a setting again.
 
+        Return ``None`` if it fails, if one of them is no regular file, or if it takes longer than ``RELOAD_S``: that is
+        logged, and the old ones are kept. It waits only for an earlier ``read`` of the same files, which may never end.
         Cancellation: at once; the old ones are kept.
         """
+
+        def read_regular() -> T:
+            for path in paths:
+                if path.exists() and not path.is_file():
+                    raise OSError(f"{path} is not a regular file.")  # reading a pipe may never end
+            return read()
+
         try:
-            await self.run("load", read)
-        except (OSError, ValueError) as error:
-            logger.error("reloading the %s failed; the previous ones stay in use: %s", what, error)  # noqa: TRY400  (the message says it all)
+            with trio.fail_after(RELOAD_S):
+                found = await trio.to_thread.run_sync(
+                    read_regular,
+                    abandon_on_cancel=True,
+                    limiter=self._reloading.setdefault(what, trio.CapacityLimiter(1)),
+                )
+        except (OSError, ValueError, trio.TooSlowError) as error:
+            logger.error(  # noqa: TRY400  (the message says it all)
+                "reloading the %s failed; the previous ones stay in use: %s",
+                what,
+                str(error) or f"they could not be read within {RELOAD_S:g} s.",
+            )
+            return None
+        logger.info("reloaded the %s", what)
+        return found
 
     def note_launch(self) -> None:
         """Apply the present value of ``launch`` to its limiter."""

@@ -8,19 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import psutil
 import pytest
 import trio
 from attrs import define, field
 
 from tests import conftest
+from tests.engine.places.test_local_places import LOADER
 from trio_pool_serve.cli import read_config
-from trio_pool_serve.config import ProcessesConfig
+from trio_pool_serve.config import ProcessesConfig, encode_config
 from trio_pool_serve.engine.places import ray_cluster as module
 from trio_pool_serve.engine.places import ray_places, supervisor
+from trio_pool_serve.engine.places.place import Replica
 from trio_pool_serve.engine.places.queue_scaling import QueueSeconds
-from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, NodeLostError, RayCluster
+from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, EngineActor, NodeLostError, RayCluster, run_child
 from trio_pool_serve.engine.places.ray_places import AVOIDED_S, ActorPlaces
-from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S, Loaded
+from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S, EngineJob, Loaded
 from trio_pool_serve.server.engine_process import SNAPSHOT_S
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of
@@ -321,3 +324,24 @@ async def test_an_end_that_fails_is_logged_and_raises_nothing(monkeypatch, caplo
     monkeypatch.setattr("ray.kill", fail)
     await RayCluster(ProcessesConfig()).kill(None)
     assert "no such actor" in caplog.text
+
+
+@pytest.mark.slow
+async def test_an_engine_process_of_an_actor_that_is_stopped_is_killed(scripted_folder):
+    """As on this machine: its snapshots show that it is alive."""
+    config = read_config([f"m={scripted_folder}", "--engine", "process", "--device", "cpu", "--batch-timeout-s", "1"])
+    replica = Replica("m", "cpu", 0, 1, 0, 1)
+    job = EngineJob(encode_config(config), replica, LOADER, address="127.0.0.1", key="k" * 32)
+    actor, ends = EngineActor(threads=1), list[tuple[str, str]]()
+
+    async def run() -> None:
+        ends.append(await run_child(actor, job))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        loaded = await trio.to_thread.run_sync(actor.status)
+        assert isinstance(loaded[1], Loaded)
+        for _ in range(3):
+            assert isinstance((await trio.to_thread.run_sync(actor.status))[1], Snapshot)
+        psutil.Process(loaded[1].pid).suspend()
+    assert ends == [("was ended by signal 9", "")]

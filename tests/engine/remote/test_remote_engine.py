@@ -120,6 +120,26 @@ async def test_an_engine_process_that_says_nothing_is_stalled(replica):
         await until(lambda: engine.worker.stall_reason == "a batch has been in flight")
 
 
+async def test_a_stopped_engine_process_is_disconnected_and_another_computes_its_rows(make, monkeypatch):
+    """After it has said how it computes: before that, it may load for minutes. The other has a second to be ready."""
+    monkeypatch.setattr(computing_config, "LEAST_SILENCE_S", 1.0)
+    stopped, healthy = make(0), make(1, stall_timeout_s=1.0)
+    async with stopped.listen(), healthy.listen(), asking(stopped, healthy, stall_timeout_s=1.0) as engine:
+        link = engine.worker.links[0]
+        async with await stopped.accept() as stream, trio.open_nursery() as nursery:
+            await trio.sleep(2 * link.silence_timeout_s)
+            await stream.send_all(frame_of(Hello(8, 0, 2048)))
+            await engine.wait_ready()
+            assert link.failure == ""
+            nursery.start_soon(engine.submit_all, [request(1), request(2)])
+            await until(lambda: link.in_flight)
+            async with healthy.live():
+                await until(lambda: link.losses)
+                assert link.failure == "nothing was received for 1 s"
+                await until(lambda: sum(healthy.runner.rows) == 2)
+                nursery.cancel_scope.cancel()
+
+
 async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes_over(replica):
     async with asking(replica) as engine:
         with pytest.raises(EngineLoadingError):

@@ -61,18 +61,21 @@ class LocalPlaces(Supervisor):
         environment = {} if place.gpu is None else place.gpu.environment
         async with open_child(MODULE, job, EngineStatus, environment=environment) as child:
             report_phase(f"Loading {place}")
-            while isinstance(status := await child.status(), LoadingStep):
-                report_step(status.text)
-            if isinstance(status, Loaded):
-                logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
-                place.become_ready(status.description)
-            end = await child.wait()
+            failure, silence_s = "", self.config.scheduling.silence_timeout_s
+            while (status := await child.status(silence_s if place.state == "ready" else math.inf)) is not None:
+                match status:
+                    case LoadingStep(step):
+                        report_step(step)
+                    case LoadFailed(failure):
+                        pass
+                    case Loaded():
+                        logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
+                        place.become_ready(status.description)
         # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
         # start soon.
         with suppress(OSError):  # the folder may have been removed
             shared_array(folder / CORES, place.replica.processes)[place.replica.process] = -math.inf
-        if isinstance(status, LoadFailed):
-            return end, status.message
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
-        return end, "" if place.has_loaded or was_killed else f"The engine process of {place} {end}."
+        unknown = "" if place.has_loaded or was_killed else f"The engine process of {place} {child.end}."
+        return child.end, failure or unknown

@@ -9,6 +9,7 @@ that Ray does not answer is abandoned and keeps its token, which must not be one
 """
 
 import logging
+import math
 import os
 import signal
 import time
@@ -21,8 +22,8 @@ from typing import Any, TypeVar
 import trio
 from attrs import define, field
 
-from trio_pool_serve.config import ProcessesConfig
-from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave
+from trio_pool_serve.config import ProcessesConfig, decode_config
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave, Loaded
 from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
 from trio_pool_serve.processes.child_process import ChildProcess, LoadFailed, open_child
 from trio_pool_serve.processes.large_imports import LazyModule
@@ -234,11 +235,13 @@ class EngineActor:
 
 async def run_child(actor: EngineActor, job: EngineJob) -> tuple[str, str]:
     """Run the engine process of an actor, like ``run``. Cancellation: it is killed unless it exits in time."""
-    actor.token, failure = trio.lowlevel.current_trio_token(), ""
+    actor.token, failure, silence_s = trio.lowlevel.current_trio_token(), "", math.inf
     async with open_child(MODULE, job, EngineStatus, environment=actor.environment) as actor.child:
-        while (status := await actor.child.status()) is not None:
+        while (status := await actor.child.status(silence_s)) is not None:
             if isinstance(status, LoadFailed):
                 failure = status.message
             else:
                 actor.statuses.put((time.monotonic(), status))
-        return await actor.child.wait(), failure
+                if isinstance(status, Loaded):
+                    silence_s = decode_config(job.config).scheduling.silence_timeout_s
+        return actor.child.end, failure

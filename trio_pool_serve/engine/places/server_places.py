@@ -105,7 +105,7 @@ class ServerPlaces:
     async def reload(self, offload: Offload) -> None:
         """Reload the hosts and their keys. Cancellation: at once; the old ones are kept."""
         if self.hosts is not None:
-            await offload.reload("hosts", self.hosts.read)
+            await offload.reload("hosts", self.hosts.read, self.hosts.keys.path)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the states of the engine processes that this process keeps alive."""

@@ -57,9 +57,13 @@ class Loaded(msgspec.Struct, tag=True, array_like=True):
     pid: int
 
 
+class Alive(msgspec.Struct, tag=True, array_like=True):
+    """The event loop of the process turns; sent again and again after ``Loaded``."""
+
+
 ToEngineProcess: TypeAlias = EngineJob | Leave
 
-EngineStatus: TypeAlias = LoadingStep | Loaded | LoadFailed | Snapshot
+EngineStatus: TypeAlias = LoadingStep | Loaded | Alive | LoadFailed | Snapshot
 
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)

@@ -25,13 +25,12 @@ from attrs import define
 
 import trio_pool_serve
 from trio_pool_serve.engine.remote.wire import FromEngine, ToEngine
+from trio_pool_serve.processes.child_process import TICKS
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
-
-TICKS = 6
 
 HEARTBEATS_IN_TIMEOUT = 3
 """Minimum messages that each end sends within the timeout of the link."""

@@ -18,7 +18,7 @@ from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
-from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link, wait_silent
 from trio_pool_serve.engine.remote.parts import read_answers, row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
@@ -59,6 +59,8 @@ class RemoteDevice(Device):
     on_ready: Callable[["RemoteDevice", Hello], None]
     stall_timeout_s: float = math.inf
     """A device server that is silent, or answers none of its rows, for longer counts as stalled."""
+    silence_timeout_s: float = math.inf
+    """A ready device server that is silent for longer is disconnected: it is stopped, or stuck in the kernel."""
     hello: Hello | None = field(default=None, init=False)
     """Its first message; ``None`` while it is not ready."""
     on_lost: Callable[["RemoteDevice"], None] = field(init=False)
@@ -200,6 +202,7 @@ class RemoteDevice(Device):
             case Hello():
                 self._begin(message)
                 nursery.start_soon(self._send)
+                nursery.start_soon(wait_silent, self._stream, self.silence_timeout_s)
             case Answers() if self.hello is not None:
                 await self._deliver(message, payload)
             case Leaving() if not self._is_leaving:
@@ -238,7 +241,7 @@ class RemoteDevice(Device):
 
     async def _send(self) -> None:
         """Send batches and withdrawals, forever; if there are none and silence counts, send heartbeats."""
-        heartbeat_s = self.connector.timeout_s / HEARTBEATS_IN_TIMEOUT
+        heartbeat_s = min(self.connector.timeout_s, self.silence_timeout_s) / HEARTBEATS_IN_TIMEOUT
         while True:
             with trio.move_on_after(heartbeat_s):
                 await self._has_work.wait()

@@ -50,7 +50,10 @@ class RemoteWorkers:
     """The values of all ready device servers."""
 
     def __attrs_post_init__(self) -> None:
-        self.links = [RemoteDevice(each, self.add_ready, self.config.stall_timeout_s) for each in self.connectors]
+        self.links = [
+            RemoteDevice(each, self.add_ready, self.config.stall_timeout_s, self.config.silence_timeout_s)
+            for each in self.connectors
+        ]
 
     async def run(self) -> None:
         """Connect, and give batches to ready links, until cancelled. Cancellation: at once; all rows fail."""
