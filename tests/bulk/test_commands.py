@@ -17,7 +17,7 @@ from attrs import evolve
 
 from tests.end_to_end.folder_over_http import WHOLE, farthest, in_order, serving_folder
 from tests.models.classifier_families import write_classifier
-from tests.models.model_families import TEXTS, write_family
+from tests.models.model_families import TEXTS, edit_weights, pooling, write_family
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import ROOT
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
@@ -128,6 +128,21 @@ def rows_with_errors(tmp_path: Path) -> Path:
     lines += [json.dumps({"id": "long", "text": "word " * 500}), json.dumps(GOOD)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["own engine", "server"])
+async def test_vectors_with_numbers_too_large_for_float16_are_errors_of_their_rows(tmp_path, remote):
+    model = write_family(tmp_path / "bert", name="bert", modules=[pooling("mean")])
+    layer_norm = "encoder.layer.1.output.LayerNorm.weight"
+    edit_weights(model / "model.safetensors", lambda weights: weights[layer_norm].mul_(1e6))
+    task = evolve(EMBED, dtype="float16")
+    rows, out = write_rows(tmp_path / "rows.jsonl"), tmp_path / "out.jsonl"
+    async with serving_folder(model) as asked:
+        where = {"url": str(asked.client.base_url)} if remote else {"model": str(model)}
+        assert await run(rows, out, task, on_error="null", **where) == ROWS_FAILED
+    assert [row["embedding"] for row in read_rows(out)] == [None] * len(ROWS)
+    reasons = {row["reason"] for row in read_rows(tmp_path / "out.jsonl.errors.jsonl")}
+    assert reasons == {"The vectors have numbers too large for float16."}
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["own engine", "server"])

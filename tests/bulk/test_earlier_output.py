@@ -1,5 +1,10 @@
 """How commands treat files that they find at their output."""
 
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +14,9 @@ from tests.bulk.test_run_batch import run as run_requests
 from tests.models.model_families import write_family
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.journal import Journal
+from trio_pool_serve.runs.journal import SCHEMA, Journal
 from trio_pool_serve.runs.run import Position
+from trio_pool_serve.storage.database import SETTINGS
 
 NO_MODEL = "no model"
 """None is loaded before the files are checked."""
@@ -59,6 +65,58 @@ async def test_a_folder_or_the_input_is_not_the_output_of_run_batch(tmp_path, ca
     said = capsys.readouterr().err
     assert ("is a folder" if target == "empty" else "Name another output") in said
     assert (tmp_path / "empty").is_dir()
+    assert files_in(tmp_path) == before
+
+
+def empty(journal: Path) -> None:
+    journal.touch()
+
+
+def copied_without_its_log(journal: Path) -> None:
+    """Write the file of a database whose write-ahead log holds all of a run, and was not copied."""
+    original = journal.with_name("original")
+    with closing(sqlite3.connect(original, isolation_level=None)) as connection:
+        connection.executescript(SETTINGS + SCHEMA)
+        connection.execute("INSERT INTO run VALUES ('identity', '{}')")
+        shutil.copy(original, journal)
+    original.unlink()
+
+
+@pytest.mark.parametrize("write_journal", [empty, copied_without_its_log])
+@pytest.mark.parametrize(
+    "command",
+    [partial(run, task=EMBED, model=NO_MODEL), partial(run_requests, model=NO_MODEL)],
+    ids=["embed", "run-batch"],
+)
+async def test_an_output_beside_a_journal_of_no_run_is_not_changed(tmp_path, capsys, command, write_journal):
+    """Such a journal says nothing about the output, so a run would begin with removing it."""
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    target.write_text("precious")
+    write_journal(tmp_path / "out.jsonl.journal")
+    before = files_in(tmp_path)
+    assert await command(source, target) == 1
+    assert "without the journal of a run to resume" in capsys.readouterr().err
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "package"),
+    [
+        ("in.jsonl", "out.parquet", "pyarrow"),
+        ("in.jsonl", "out.arrow", "pyarrow"),
+        ("in.jsonl", "out.jsonl.zst", "zstandard"),
+        ("in.jsonl.zst", "out.jsonl", "pyarrow"),
+    ],
+)
+async def test_a_missing_package_is_said_before_anything_is_loaded_or_removed(
+    tmp_path, capsys, monkeypatch, source, target, package
+):
+    write_rows(tmp_path / source)
+    (tmp_path / target).write_text("an earlier output")
+    before = files_in(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert await run(tmp_path / source, tmp_path / target, EMBED, model=NO_MODEL, overwrite=True) == 1
+    assert "Install the extra `bulk`" in capsys.readouterr().err
     assert files_in(tmp_path) == before
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -33,10 +33,13 @@ def model(tmp_path: Path) -> str:
     return str(write_family(tmp_path / "bert", name="bert"))
 
 
-def write_lines(path: Path, count: int = LINES) -> Path:
+TOKENS = {"url": "/pooling", "more": {"task": "token_embed"}}
+
+
+def write_lines(path: Path, count: int = LINES, url: str = "/v1/embeddings", more: Mapping[str, str] = {}) -> Path:
     """Write requests, of which every sixth fails."""
     lines = (
-        {"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a b"[:part] or 5}}
+        {"custom_id": f"c{number}", "method": "POST", "url": url, "body": {"input": "a b"[:part] or 5, **more}}
         for number, part in ((number, number % 6) for number in range(1, count + 1))
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -53,9 +56,9 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-@sampled("windows", [0, 1, 2], keep=[1])
-async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model, monkeypatch, windows):
-    source = write_lines(tmp_path / "in.jsonl")
+@sampled(("windows", "asked"), [(0, {}), (1, {}), (2, {}), (2, TOKENS)], keep=[(1, {})])
+async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model, monkeypatch, windows, asked):
+    source = write_lines(tmp_path / "in.jsonl", **asked)
     assert await run(source, tmp_path / "whole.jsonl", model) == 3
     whole = (tmp_path / "whole.jsonl").read_bytes()
     target, commit, commits = tmp_path / "out.jsonl", module.Journal.commit, count()

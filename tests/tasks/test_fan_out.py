@@ -69,6 +69,7 @@ class Floor:
     async def compute(
         self, *prompts: Prompt | str, timings: RequestTimings | None = None, row_done: RowDone | None = None
     ) -> list[ComputedRow]:
+        """Compute each prompt with params of its own, so that equal ones are rows of their own."""
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         model = Model("m", self.folder, self.renderer, self.engine)
         rows = [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from tests.conftest import assert_idle, running, wait_idle
-from tests.model_folders import write_late_interaction_folder
+from tests.model_folders import VOCABULARY, write_late_interaction_folder
 from tests.scripted_runner import ScriptedRunner
 from tests.tasks.scripted_jobs import embed, ids_of, read, words
 from trio_pool_serve.config import Config, ModelConfig
@@ -73,6 +73,22 @@ async def test_unit_vectors_give_a_unit_vector(service, scripted):
     scripted.on_launch = unit
     ((vector,),) = (await embed(service, words(100))).rows
     assert np.linalg.norm(vector) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [(1, -1, 0), (3e38, 3e38, 3e38), (3e38, -3e38, 0)],
+    ids=["they cancel each other out", "large", "large and opposite"],
+)
+async def test_the_join_of_windows_is_a_number(service, scripted, first, second, expected):
+    def vectors(batch):
+        signs = [first if request.prompt.token_ids[1] == VOCABULARY["w0"] else second for request in batch.requests]
+        return CopiedBatch([(np.array([sign], dtype=np.float32),) for sign in signs])
+
+    scripted.on_launch = vectors
+    ((vector,),) = (await embed(service, words(2 * ROOM))).rows
+    assert vector == pytest.approx(np.array([expected], np.float32))
+    assert vector.dtype == np.float32
 
 
 async def test_the_instruction_stands_before_every_window(service, scripted):

@@ -1,5 +1,6 @@
 """Scoring, in each of the three ways that models compare two texts."""
 
+import attrs
 import numpy as np
 import pytest
 import trio
@@ -15,6 +16,7 @@ from trio_pool_serve.errors import (
     NotFiniteError,
     OverloadedError,
 )
+from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.request_context import RequestContext
@@ -128,6 +130,34 @@ async def test_each_side_is_cut_to_its_own_limit(service, scripted):
 A, B = np.array([[3.0, 4.0]], dtype=np.float32), np.array([[4.0, 3.0], [0.0, 0.0]], dtype=np.float32)
 
 
+@pytest.mark.parametrize("spec", [Judge(), Dots(), LateInteraction()])
+async def test_equal_documents_have_equal_scores_and_are_computed_once(service, scripted, spec):
+    serve_as(service, spec)
+    if isinstance(spec, Judge):
+        scripted.on_launch = lambda batch: CopiedBatch(
+            [(row.prompt.token_ids[-2:].astype(np.float32)[:1],) for row in batch.requests]
+        )
+    documents = ["w1", "w2 w3"] * 30 + ["w4"]
+    found = await scores(service, ["hello"], documents)
+    queries = 0 if isinstance(spec, Judge) else 1
+    assert len(rows_of(scripted)) == queries + 3
+    each = [await scores(service, ["hello"], [text]) for text in documents[-3:]]
+    by_text = dict(zip(documents[-3:], each, strict=True))
+    assert found.values.tolist() == [by_text[text].values[0] for text in documents]
+    of_query = len(ids_of("query : hello")) if queries else 0
+    assert found.prompt_tokens == of_query + sum(by_text[text].prompt_tokens - of_query for text in documents)
+    assert_idle(service)
+
+
+@pytest.mark.parametrize("spec", [Judge(), Dots(), LateInteraction()])
+async def test_equal_pairs_are_computed_once(service, scripted, spec):
+    serve_as(service, spec)
+    found = await scores(service, ["w1", "w2", "w1"], ["w3 w1", "w3 w1", "w3 w1"])
+    assert np.array_equal(*np.split(found.values, 3)[::2])
+    # A pair is one row; else there are two queries, and the document is compared with each.
+    assert len(rows_of(scripted)) == {Judge: 2, Dots: 3, LateInteraction: 4}[type(spec)]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("cosine", [0.96, 0.0]), ("dot", [24, 0]), ("euclidean", [-(2**0.5), -5]), ("manhattan", [-2, -7])],
@@ -155,15 +185,31 @@ async def test_each_document_is_scored_against_its_own_query(service):
     assert found.values.tolist() == [2, 3]
 
 
-async def test_the_vectors_of_queries_count_as_memory_of_the_request(service):
+async def test_the_vectors_of_queries_count_as_memory_of_the_request(service, scripted):
     serve_as(service, LateInteraction())
     context = RequestContext()
     await score(service.model(), ScoreJob(queries=["w1 w2", "w3"], documents=["w3", "w3"]), context)
     assert context.reservation.nbytes == (6 + 5) * service.default.engine.facts.dimensions * 4
     full = RequestContext(reservation=Reservation(MemoryBudget(max_bytes=1), Client()))
     full.reservation.budget.add(Client("another"), 1)
+    scripted.batches.clear()
     with pytest.raises(OverloadedError):
         await score(service.model(), ScoreJob(queries=["w1 w2"], documents=["w3"]), full)
+    assert scripted.batches == []
+    assert_idle(service)
+
+
+async def test_the_vectors_of_documents_that_are_pooled_count_once_their_tokens_are_known(
+    service, scripted, monkeypatch
+):
+    serve_as(service, attrs.evolve(LateInteraction(), token_pooling=TokenPooling(factor=2)))
+    monkeypatch.setattr("trio_pool_serve.tasks.pool.MAX_TOKEN_NUMBERS", 8 * 40)
+    context = RequestContext()
+    await score(service.model(), ScoreJob(queries=["w1"], documents=["hello" * 400]), context)
+    assert context.reservation.nbytes == (5 + 3) * 8 * 4
+    with pytest.raises(InvalidRequestError, match="64 token vectors of 8 numbers"):
+        await scores(service, ["w1"], ["! " * 30] * 2)
+    assert [type(row.params[0]) for row in rows_of(scripted)] == [TokenEmbed] * 3
     assert_idle(service)
 
 

@@ -1,5 +1,6 @@
 """Tokens for people to look at."""
 
+import numpy as np
 import pytest
 
 from tests.conftest import assert_idle, full_queue
@@ -8,7 +9,7 @@ from tests.tasks.scripted_jobs import CLS, SEP
 from trio_pool_serve.errors import InvalidRequestError, OverloadedError
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.request_context import RequestContext
-from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, tokenize
+from trio_pool_serve.tasks.tokenize import MAX_CHARACTERS, detokenize, tokenize
 
 pytestmark = pytest.mark.unit
 
@@ -44,4 +45,6 @@ async def test_lone_surrogates_and_more_characters_than_can_be_looked_at_are_ref
 async def test_taking_apart_is_admitted_as_everything_is(service):
     with full_queue(service), pytest.raises(OverloadedError):
         await tokenize(service.model(), ["hello"], RequestContext(), add_special_tokens=True)
+    with full_queue(service), pytest.raises(OverloadedError):
+        await detokenize(service.model(), [np.array([5])], RequestContext(), skip_special_tokens=False)
     assert_idle(service)

@@ -8,7 +8,6 @@ from pathlib import Path
 from trio_pool_serve.bulk.bulk_options import errors_path, journal_path
 from trio_pool_serve.errors import BulkInputError, StorageInUseError
 from trio_pool_serve.runs.tables.output_table import PART, foreign_files
-from trio_pool_serve.storage.database import SETTINGS
 
 
 def check_output(
@@ -35,7 +34,7 @@ def check_output(
         if found.is_dir() and not (in_parts and found == path):
             raise BulkInputError(f"{found} is a folder, but this run writes a file there. Name a file as the output.")
     if overwrite:
-        _check_unused(journal)
+        _is_of_a_run(journal)  # raises if that is not over
         parts = _parts(path)
         foreign = foreign_files(path, parts) if path.is_dir() else []
         if foreign:
@@ -44,7 +43,7 @@ def check_output(
             )
         for found in (*parts, *beside, *_journal_files(path)):
             found.unlink(missing_ok=True)
-    elif path.exists() and not (keeps_journal and journal.exists()) and not (path.is_dir() and not any(path.iterdir())):
+    elif path.exists() and not (keeps_journal and _is_of_a_run(journal)) and not _is_empty_folder(path):
         raise BulkInputError(
             f"{path} exists, but without the journal of a run to resume. To replace it, use --overwrite."
         )
@@ -84,14 +83,22 @@ def _parts(path: Path) -> list[Path]:
     return [part for part in path.iterdir() if PART.fullmatch(part.name) and not part.is_dir()]
 
 
-def _check_unused(journal: Path) -> None:
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _is_of_a_run(journal: Path) -> bool:
+    """Return whether a journal has something about a run; a damaged one counts, to be reported when it is opened.
+
+    One that was copied without its write-ahead log may be empty. Raises ``StorageInUseError`` while a run is not over.
+    """
     if not journal.exists():
-        return
+        return False
     try:
         with closing(sqlite3.connect(journal, timeout=0, isolation_level=None)) as connection:
-            connection.executescript(SETTINGS)
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            return connection.execute("SELECT 1 FROM run").fetchone() is not None
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StorageInUseError(f"Another run is writing this output: {journal} is in use.") from error
-        # A file that is no journal is removed like one.
+        return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # which is that there is no such table

@@ -31,9 +31,9 @@ from trio_pool_serve.runs.run import OnError, Position, Run
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import check_finished, open_output
-from trio_pool_serve.runs.tables.table_formats import Format, format_of
+from trio_pool_serve.runs.tables.table_formats import Format, check_packages, format_of
 from trio_pool_serve.runs.tables.table_results import TableFiles
-from trio_pool_serve.runs.tables.table_windows import TableWindows
+from trio_pool_serve.runs.tables.table_windows import TableWindows, window_characters
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
@@ -113,6 +113,7 @@ async def run_table(
     table = await offload.run("files", lambda: open_input(source, format=run.input_format, left_out=files_of_run(path)))
     format = format_of(target, run.output_format) if path else format_of("stdout", run.output_format or "jsonl")  # noqa: A001
     keeps_journal = path is not None and not table.is_stdin
+    await offload.run("files", partial(check_packages, table.format, format))
     if path is not None:
         await offload.run(
             "files",
@@ -156,6 +157,7 @@ async def run_table(
                 id_column=run.id_column,
                 numbers=numbers,
                 rows_per_part=None if format.in_lines else run.rows_per_file,
+                characters=window_characters(computer.columns),
             ),
             computer=computer,
             open_sink=partial(_open_files, path, format, computer.columns, run.on_error),

@@ -22,7 +22,7 @@ from trio_pool_serve.errors import (
     PoolServeError,
     unwrap_exception_groups,
 )
-from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams
+from trio_pool_serve.prompts import PairPrompt, Prompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer, plain_characters
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.timings import RequestTimings
@@ -86,6 +86,9 @@ class ComputedRow(NamedTuple):
 RowDone = Callable[[int, ComputedRow], None]
 """Called on the event loop with a row's index and outputs as soon as they are computed; must be fast."""
 
+Reserve = Callable[[int], object]
+"""Reserves memory for this many vectors of tokens, before the rows that have them are queued; raises if it may not."""
+
 RenderedWindow = tuple[int, int, RenderedPrompt]
 """Index of a row, index of one of its windows, and the window's model input. Most rows have one window."""
 
@@ -97,22 +100,41 @@ async def compute_rows(
     timings: RequestTimings,
     row_done: RowDone | None = None,
     fields: Mapping[JobField, int] | None = None,
+    reserve: Reserve | None = None,
 ) -> list[ComputedRow]:
     """Render and compute the rows of a request concurrently, in chunks; return the outputs in the order of the rows.
 
+    Equal rows are computed once: with others in their batches, they would differ in the last bits.
+
     ``fields`` are the job's fields that the rows are from, in order, each with its number of rows; without it all are
-    from ``prompts``.
+    from ``prompts``. With ``reserve``, no plain row is queued before all of them are rendered.
 
     The first failure cancels all other rows; its error is raised, not in a group. Cancellation: rows that have not been
     launched leave the queue.
     """
-    fan_out = FanOut(model, rows, admitted, timings, row_done, fields or {"prompts": len(rows)})
-    chunks = list(_chunks(rows, model.renderer, CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS))
+    equal = _equal_rows(rows)
+    fan_out = FanOut(model, rows, equal, admitted, timings, row_done, fields or {"prompts": len(rows)}, reserve)
+    first, most_rows = [*equal], CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS
+    ranges = _chunks([rows[index] for index in first], model.renderer, most_rows)
+    chunks = [tuple(first[index] for index in each) for each in ranges]
     if len(chunks) == 1:
         await fan_out.submit(await fan_out.render(chunks[0]))
     else:
         await fan_out.compute_concurrently(chunks)
     return [fan_out.computed[index] for index in range(len(rows))]
+
+
+def _equal_rows(rows: Sequence[RowToCompute]) -> dict[int, list[int]]:
+    """Return the indices of rows that have equal texts and the same object as ``params``, by the first of them.
+
+    1,024 rows of 550 characters take 0.7 ms.
+    """
+    places: dict[object, list[int]] = {}
+    for index, row in enumerate(rows):
+        is_text = len(rows) > 1 and isinstance(row.prompt, TextPrompt | PairPrompt)
+        key = (row.prompt, row.rendering, id(row.params), row.in_windows) if is_text else index
+        places.setdefault(key, []).append(index)
+    return {indices[0]: indices for indices in places.values()}
 
 
 def _chunks(rows: Sequence[RowToCompute], renderer: Renderer, most_rows: int) -> Iterator[range]:
@@ -135,10 +157,13 @@ class FanOut:
 
     model: Model
     rows: Sequence[RowToCompute]
+    equal: Mapping[int, Sequence[int]]
+    """The rows to compute, each with all rows that are equal to it, itself among them; all by index."""
     admitted: AdmittedRequest
     timings: RequestTimings
     row_done: RowDone | None
     fields: Mapping[JobField, int]
+    reserve: Reserve | None
     computed: dict[int, ComputedRow] = field(init=False, factory=dict)
     """Rows by index, once all of their windows are computed."""
     _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=lambda: defaultdict(list))
@@ -146,18 +171,18 @@ class FanOut:
     _group: int = field(init=False, factory=lambda: next(_groups))
     _began: float = field(init=False, factory=time.perf_counter)
 
-    async def compute_concurrently(self, chunks: Sequence[range]) -> None:
+    async def compute_concurrently(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Render and submit each chunk in its own task. Cancellation: as ``compute_rows``."""
-        renderer, is_planned = self.model.renderer, self.model.window is not None
+        renderer, is_postponed = self.model.renderer, self.model.window is not None or self.reserve is not None
         ahead = trio.CapacityLimiter(renderer.offload.render + CHUNKS_AHEAD)
         postponed: list[RenderedWindow] = []
 
-        async def compute(chunk: range) -> None:
+        async def compute(chunk: tuple[int, ...]) -> None:
             try:
                 rendered = await self.render(chunk)
             finally:
                 ahead.release_on_behalf_of(chunk)
-            if is_planned and renderer.is_plain(self.rows[chunk[0]].prompt):
+            if is_postponed and renderer.is_plain(self.rows[chunk[0]].prompt):
                 postponed.extend(rendered)
             else:
                 await self.submit(rendered)  # images hold memory until they are computed
@@ -171,7 +196,7 @@ class FanOut:
             # In one call: a member of a planned window counts as waiting from its first one on.
             await self.submit(sorted(postponed, key=lambda window: window[:2]))
 
-    async def render(self, chunk: range) -> list[RenderedWindow]:
+    async def render(self, chunk: tuple[int, ...]) -> list[RenderedWindow]:
         """Render a chunk; return its rows' windows in order. Cancellation: as ``Renderer.render``."""
         renderer, client = self.model.renderer, self.admitted.work.client
         rows = [self.rows[index] for index in chunk]
@@ -188,7 +213,9 @@ class FanOut:
             error.prompt, error.place = self.rows[index].prompt, self._place_of(index)
             raise
         self.timings.render_s = time.perf_counter() - self._began
-        self.admitted.note_rendered((prompt for prompts in rendered for prompt in prompts), len(rendered))
+        self.admitted.note_rendered(
+            (prompt for prompts in rendered for prompt in prompts), sum(len(self.equal[index]) for index in chunk)
+        )
         by_index = zip(chunk, rendered, strict=True)
         return [(index, *window) for index, prompts in by_index for window in enumerate(prompts)]
 
@@ -203,7 +230,17 @@ class FanOut:
             row = self.rows[index]
             requests.append(PoolingRequest(prompt, row.params, *turn, adapter=self.model.adapter_of(row.rendering)))
             self._windows[index].append(None)
-        self.timings.add_rendered(rows=len(requests), tokens=sum(request.tokens for request in requests))
+        if self.reserve is not None:
+            self.reserve(
+                sum(
+                    len(self.equal[index]) * (len(prompt.token_ids) if prompt.kept is None else int(prompt.kept.sum()))
+                    for index, _, prompt in windows
+                )
+            )
+        self.timings.add_rendered(
+            rows=len(requests),
+            tokens=sum(len(self.equal[index]) * len(prompt.token_ids) for index, _, prompt in windows),
+        )
         with self.model.renderer.memory.holding((request.prompt for request in requests), work.client):
             await self.model.submit_all(requests, partial(self.collect, windows), self.timings)
 
@@ -230,9 +267,11 @@ class FanOut:
             windows[window] = ComputedRow(output.values, len(prompt.token_ids))
             computed = [each for each in windows if each is not None]
             if len(computed) == len(windows):
-                self.computed[index] = computed[0] if len(computed) == 1 else _joined(computed)
-                if self.row_done is not None:
-                    self.row_done(index, self.computed[index])
+                row = computed[0] if len(computed) == 1 else _joined(computed)
+                for each in self.equal[index]:
+                    self.computed[each] = row
+                    if self.row_done is not None:
+                        self.row_done(each, row)
 
     def _place_of(self, index: int) -> Place:
         """Return where a row's input is; a pair is named after its document."""
@@ -245,9 +284,12 @@ class FanOut:
 def _joined(windows: Sequence[ComputedRow]) -> ComputedRow:
     """Return a row with the mean of the windows' vectors, weighted by their tokens, shape (dimensions,).
 
-    If all of them have unit length, it is scaled to unit length, as the vector of a single window would be.
+    If all of them have unit length, it is scaled to unit length, as the vector of a single window would be; windows
+    that cancel each other out give zeros, as a normalised vector of zeros does.
     """
-    vectors, tokens = np.stack([window.vector for window in windows]), [window.tokens for window in windows]
-    mean: Vectors = np.average(vectors, axis=0, weights=np.array(tokens, dtype=np.float32)).astype(np.float32)
-    is_normalized = np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
-    return ComputedRow((mean / np.linalg.norm(mean) if is_normalized else mean,), sum(tokens))
+    vectors = np.stack([window.vector for window in windows], dtype=np.float64)  # sums of float32 may overflow
+    tokens = [window.tokens for window in windows]
+    mean = np.average(vectors, axis=0, weights=tokens)
+    if np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
+        mean /= max(float(np.linalg.norm(mean)), 1e-12)
+    return ComputedRow((mean.astype(np.float32),), sum(tokens))

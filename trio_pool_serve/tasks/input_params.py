@@ -22,7 +22,6 @@ class InputParams:
     client's own text; ``prompt_name`` selects one of the model's prompt templates. Without either, ``input_type``
     selects the model's template for queries or documents. ``task`` selects an adapter of a model that has some for its
     tasks, by default ``prompt_name`` or ``input_type`` does. ``truncation_side`` is by default the tokenizer's.
-    ``padded`` requests padding to the model's maximum, which is accepted for models that always pad.
     """
 
     truncate_to: int | None = None
@@ -34,7 +33,6 @@ class InputParams:
     instruction: str | None = None
     input_type: InputType | None = None
     task: str | None = None
-    padded: bool = False
 
     @property
     def effective_input_type(self) -> InputType | None:
@@ -65,11 +63,6 @@ def rendering_params(model: Model, input_params: InputParams) -> RenderingParams
         raise InvalidRequestError(
             f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}.",
             field="truncate_to",
-        )
-    if input_params.padded and not model.folder.spec.pads_texts:
-        raise InvalidRequestError(
-            "Leave out `{padded}`: this model masks padding, so padding would change no output.",
-            field="padded",
         )
     return RenderingParams(
         truncate_to=limit if truncate_to == -1 else truncate_to,

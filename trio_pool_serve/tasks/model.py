@@ -88,11 +88,12 @@ class Model:
 
     def require(self, task: PoolingTask, field: JobField | None = None) -> None:
         """Raise ``TaskNotSupportedError`` unless the model supports a task; ``field`` is the job's field of it."""
-        tasks = self.folder.spec.tasks
+        tasks, no_score = self.folder.spec.tasks, self.folder.spec.no_score
         if task not in tasks:
             # Clients recognise the error by the beginning of vLLM's.
             raise TaskNotSupportedError(
-                f"Unsupported task: {task!r}. Supported tasks of `{self.name}`: {', '.join(sorted(tasks))}.",
+                f"Unsupported task: {task!r}. Supported tasks of `{self.name}`: {', '.join(sorted(tasks))}."
+                + (f" {no_score}" if task == "score" and no_score else ""),
                 field=field,
             )
 

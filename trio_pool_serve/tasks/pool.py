@@ -1,6 +1,7 @@
 """Pooling jobs: tasks that compute outputs from single prompts."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from attrs import Factory, evolve, frozen
 
@@ -8,7 +9,7 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError, JobField, listed
 from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
-from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
+from trio_pool_serve.tasks.fan_out import ComputedRow, Reserve, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
@@ -209,26 +210,29 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 
-def require_few_numbers(model: Model, tokens: int, *, field: JobField) -> None:
-    """Raise ``InvalidRequestError`` if the vectors of ``tokens`` have more than ``MAX_TOKEN_NUMBERS`` numbers."""
-    if tokens * model.engine.facts.dimensions > MAX_TOKEN_NUMBERS:
-        raise InvalidRequestError(
-            f"The response would have about {tokens} token vectors of {model.engine.facts.dimensions} numbers; "
-            f"the limit is {MAX_TOKEN_NUMBERS} numbers. Send fewer inputs at a time.",
-            field=field,
-        )
+def with_few_numbers(reserve: Reserve, dimensions: int, field: JobField) -> Reserve:
+    """Return ``reserve`` for at most ``MAX_TOKEN_NUMBERS`` numbers in all: else it raises ``InvalidRequestError``."""
+    total = 0
+
+    def reserve_few(vectors: int) -> None:
+        nonlocal total
+        total += vectors
+        if total * dimensions > MAX_TOKEN_NUMBERS:
+            raise InvalidRequestError(
+                f"The inputs have {total} token vectors of {dimensions} numbers or more; the limit is "
+                f"{MAX_TOKEN_NUMBERS} numbers. Send fewer inputs at a time.",
+                field=field,
+            )
+        reserve(vectors)
+
+    return reserve_few
 
 
 def estimated_work(model: Model, job: PoolJob, rows: Sequence[RowToCompute], context: RequestContext) -> EstimatedWork:
-    """Return a job's work for the engine, with its tokens estimated, not counted.
-
-    Raises ``InvalidRequestError`` if vectors per token would have more than ``MAX_TOKEN_NUMBERS`` numbers.
-    """
+    """Return a job's work for the engine, with its tokens estimated, not counted."""
     estimate = sum(map(model.renderer.estimated_tokens, job.prompts)) + job.input_params.estimated_tokens(len(rows))
     if not any(row.in_windows for row in rows):
         estimate = min(estimate, len(rows) * model.renderer.max_model_len)
-    if "token_embed" in job.tasks:
-        require_few_numbers(model, estimate, field="prompts")
     return context.work(estimate, len(rows), priority=job.priority, has_images=any(map(has_images, job.prompts)))
 
 
@@ -249,8 +253,8 @@ async def pool(
     queue.
     """
     by_tokens = "token_embed" in job.tasks
-    if not by_tokens and len(job.prompts) > 1 and not context.client.is_background:  # windows bound those of batches
-        _reserve(model, context, len(job.prompts))  # first, so that a refusal is cheap
+    if not by_tokens and job.vectors > 1 and not context.client.is_background:  # windows bound those of batches
+        _reserve(model, context, job.vectors)  # first, so that a refusal is cheap
     to_compute, pooling = rows_to_compute(model, job), token_pooling_of(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
     finished: dict[int, PooledRow] = {}
@@ -261,10 +265,13 @@ async def pool(
             row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)
+    reserve = None
+    if by_tokens:
+        reserve = with_few_numbers(partial(_reserve, model, context), model.engine.facts.dimensions, "prompts")
     with model.admit(work) as admitted:
-        if by_tokens:
-            _reserve(model, context, work.tokens)
-        rows = await compute_rows(model, to_compute, admitted, context.timings, None if pooling else done)
+        rows = await compute_rows(
+            model, to_compute, admitted, context.timings, None if pooling else done, reserve=reserve
+        )
     if pooling is not None:
         place = job.tasks.index("token_embed")
         for index, row in enumerate(rows):

@@ -15,7 +15,7 @@ from trio_pool_serve.runner.openvino.heads import max_sim
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.model import Model
-from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, pooled_tokens, require_few_numbers
+from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, pooled_tokens, with_few_numbers
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import Activation, Classify, Embed, MaxSim, TokenEmbed, Vectors
 
@@ -121,7 +121,8 @@ async def _score_vectors(model: Model, job: ScoreJob, context: RequestContext, a
         *((side, _rendering(model, job, None if job.symmetric else "query")) for side in job.queries),
         *((side, _rendering(model, job, None if job.symmetric else "document")) for side in job.documents),
     ]
-    to_compute = [RowToCompute(prompt_of(side), rendering, (Embed(),)) for side, rendering in sides]
+    params = (Embed(),)
+    to_compute = [RowToCompute(prompt_of(side), rendering, params) for side, rendering in sides]
     fields: Mapping[JobField, int] = {"queries": len(job.queries), "documents": len(job.documents)}
     rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields)
     vectors = [row.vector for row in rows]
@@ -144,17 +145,23 @@ async def _score_late_interaction(
     Documents whose vectors are pooled are scored here, as pooling is.
     """
     pooling, spec = model.folder.spec.token_pooling, model.folder.spec
-    rendering = _rendering(model, job, "query")
-    to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.queries]
-    rows = await compute_rows(model, to_compute, admitted, context.timings, fields={"queries": len(job.queries)})
+    dimensions = model.engine.facts.dimensions
+
+    def reserve(vectors: int) -> None:
+        context.reservation.grow(vectors * dimensions * BYTES_PER_NUMBER)
+
+    fields: Mapping[JobField, int] = {"queries": len(job.queries)}
+    rendering, per_token = _rendering(model, job, "query"), (TokenEmbed(),)
+    to_compute = [RowToCompute(prompt_of(side), rendering, per_token) for side in job.queries]
+    rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields, reserve=reserve)
     queries = [row.vector for row in rows]
     if pooling is not None and pooling.applies_to("query"):
         queries = [await pooled_tokens(model, vectors, pooling) for vectors in queries]
     # Copies, because a view would keep the outputs of its batch.
-    params = [(MaxSim(vectors.copy()),) for vectors in queries]
-    context.reservation.grow(sum(param.query.nbytes for (param,) in params))
+    of_vectors = {id(vectors): (MaxSim(vectors.copy()),) for vectors in queries}
+    params = [of_vectors[id(vectors)] for vectors in queries]  # equal queries have the same
     rendering, query_tokens = _rendering(model, job, "document"), sum(row.tokens for row in rows)
-    fields: Mapping[JobField, int] = {"documents": len(job.documents)}
+    fields = {"documents": len(job.documents)}
     if pooling is None or not pooling.applies_to("document"):
         to_compute = [
             RowToCompute(prompt_of(side), rendering, params[job.query_of(index)])
@@ -162,11 +169,10 @@ async def _score_late_interaction(
         ]
         rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields)
         return _scores_of(rows, query_tokens)
-    tokens = admitted.work.tokens
-    require_few_numbers(model, tokens, field="documents")
-    context.reservation.grow(tokens * model.engine.facts.dimensions * BYTES_PER_NUMBER)
-    to_compute = [RowToCompute(prompt_of(side), rendering, (TokenEmbed(),)) for side in job.documents]
-    rows, scores = await compute_rows(model, to_compute, admitted, context.timings, fields=fields), []
+    reserve_few = with_few_numbers(reserve, dimensions, "documents")
+    to_compute = [RowToCompute(prompt_of(side), rendering, per_token) for side in job.documents]
+    rows = await compute_rows(model, to_compute, admitted, context.timings, fields=fields, reserve=reserve_few)
+    scores = []
     for index, row in enumerate(rows):
         [param] = params[job.query_of(index)]
         of_query = partial(max_sim, param.query, mean_scores=spec.mean_scores)

@@ -81,8 +81,10 @@ async def detokenize(
 ) -> list[str]:
     """Return the text of each list of token ids.
 
-    Raises ``InvalidRequestError`` for ids outside the vocabulary. Cancellation: as ``tokenize``.
+    Raises ``OverloadedError``, and ``InvalidRequestError`` for ids outside the vocabulary. Cancellation: as
+    ``tokenize``.
     """
+    model.engine.refuse_late(context.work(0))
     size = model.renderer.texts.vocab_size
     for row in ids:
         outside = row[(row < 0) | (row >= size)]

@@ -1,22 +1,26 @@
 """Batches on a disk that fails, and files that someone removes; cancellation of everything behind the routes."""
 
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import attrs
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import running, until, wait_idle
 from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line, rows
 from tests.scripted_runner import ScriptedRunner
+from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import BatchConfig, Config
-from trio_pool_serve.errors import EngineLoadingError
+from trio_pool_serve.errors import EngineLoadingError, QuotaExceededError
 from trio_pool_serve.runs import run
 from trio_pool_serve.runs.batch_api import batch_runner
 from trio_pool_serve.runs.batch_api.batch_store import Page
@@ -45,10 +49,10 @@ async def opened(service: Service) -> OpenBatches:
 
 
 async def stored(batches: OpenBatches, content: bytes, owner: str = "") -> StoredFile:
-    async with batches.reserving(owner) as reserve, batches.receiving() as upload:
-        await reserve(len(content))
+    async with batches.receiving(owner) as upload:
+        await batches.reserve(upload, len(content))
         upload.append([content])
-        return await batches.complete(upload, owner, filename="x", expire_s=None)
+        return await batches.complete(upload, filename="x", expire_s=None)
 
 
 async def created(batches: OpenBatches, content: bytes, owner: str = "") -> StoredBatch:
@@ -125,6 +129,32 @@ async def test_results_count_towards_the_quota_of_their_owner(opened, scripted):
     assert (await ended(opened, await created(opened, rows(1), "two"))).status == "completed"
 
 
+@pytest.mark.parametrize(("nbytes", "is_allowed"), [(400, True), (401, False)])
+async def test_an_upload_counts_once_while_it_becomes_a_file(opened, nbytes, is_allowed):
+    """Another upload of the owner is counted between the transaction that stores the file and its end."""
+    opened.store.max_stored_bytes = 1000
+    database, may_go = opened.store.database, threading.Event()
+    outcomes = []
+
+    async def send_another() -> None:
+        try:
+            async with opened.receiving("", nbytes):
+                outcomes.append(True)
+        except QuotaExceededError:
+            outcomes.append(False)
+
+    with trio.fail_after(60):
+        async with opened.receiving("", 600) as upload, trio.open_nursery() as nursery:
+            upload.append([bytes(600)])
+            nursery.start_soon(database.run, lambda _: may_go.wait(60))
+            nursery.start_soon(partial(opened.complete, upload, filename="x", expire_s=None))
+            await until(lambda: database._turn.statistics().tasks_waiting, 60)
+            nursery.start_soon(send_another)
+            await wait_all_tasks_blocked()
+            may_go.set()
+    assert outcomes == [is_allowed]
+
+
 async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monkeypatch):
     monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
     monkeypatch.setattr(run, "RETRY_PAUSES_S", (0.01,))
@@ -141,6 +171,26 @@ async def test_a_batch_gives_its_turn_back_while_no_engine_is_ready(opened, monk
     assert (await opened.store.batch(None, waiting.id)).status == "in_progress"
     is_ready = True
     assert (await ended(opened, waiting)).status == "completed"
+
+
+async def test_the_requests_of_a_window_count_once_however_often_it_is_tried(opened, monkeypatch):
+    monkeypatch.setattr(batch_runner, "RETRY_PAUSE_S", 0.05)
+    monkeypatch.setattr(run, "RETRY_PAUSES_S", (0.01,))
+    routes, usage, tries = opened.runner.routes(), KeyUsage(), 0
+    usage.requests.resize(1000, trio.current_time())
+
+    async def refuse(lines, submitter):
+        nonlocal tries
+        tries += 1
+        if tries < 7:
+            raise EngineLoadingError("The model is being loaded.")
+        return await routes.respond_all(lines, submitter)
+
+    opened.runner.routes = lambda: attrs.evolve(routes, respond_all=refuse, usage_of=lambda _: usage)
+    assert (await ended(opened, await created(opened, rows(300), "one"))).status == "completed"
+    assert tries == 8, "two windows"
+    assert 200 < usage.requests.used <= 300
+    await until(lambda: not opened.runner._saved_up)
 
 
 async def test_owners_take_turns(opened, scripted, monkeypatch):
@@ -208,6 +258,30 @@ async def test_a_sweep_removes_what_belongs_to_nothing_and_no_files_of_others(op
     assert sorted(each.name for each in left.parent.iterdir()) == sorted([file.id, "notes.txt"])
 
 
+async def test_a_batch_whose_cancelling_client_leaves_is_cancelled_and_not_computed(opened, scripted):
+    """The client leaves before the first transaction begins, or in the middle of the one that changes the state."""
+    token, clock = trio.lowlevel.current_trio_token(), opened.store.clock
+    scripted.gate.clear()
+    for leaves_in_transaction in (False, True):
+        batch = await in_progress(opened, await created(opened, rows(1)))
+        await until(lambda: opened.runner.statistics().computing, 60)
+        with trio.CancelScope() as scope:
+            if leaves_in_transaction:
+
+                def leave(scope: trio.CancelScope = scope) -> float:
+                    trio.from_thread.run_sync(scope.cancel, trio_token=token)
+                    return clock()
+
+                opened.store.clock = leave
+            else:
+                scope.cancel()
+            await opened.runner.cancel("", batch.id)
+        opened.store.clock = clock
+        assert scope.cancel_called
+        found = await ended(opened, batch)
+        assert (found.status, found.position.completed) == ("cancelled", 0)
+
+
 async def steps_of(batches: OpenBatches) -> dict:
     file = await stored(batches, rows(1))
     batch = await ended(batches, await created(batches, rows(1)))
@@ -240,7 +314,7 @@ async def test_everything_can_be_cancelled_at_each_of_its_steps_and_nothing_stay
             for batch in await opened.store.unfinished():
                 await ended(opened, batch)
             assert list(opened.folder.upload("x").parent.iterdir()) == []
-            assert opened._incomplete == {}
+            assert opened._uploads == set()
             await wait_idle(service)
     await opened.sweep()
     known = await opened.store.known_ids()

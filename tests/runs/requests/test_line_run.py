@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.runs.requests.line_files import cancelled_before, encoded, line, written
+from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line, written
 from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.requests.line_results import (
@@ -22,8 +22,8 @@ from trio_pool_serve.runs.requests.line_results import (
 )
 from trio_pool_serve.runs.requests.request_lines import (
     WINDOW_BYTES,
-    WINDOW_INPUTS,
     WINDOW_LINES,
+    WINDOW_VECTORS,
     decode_line,
     line_windows,
     read_window,
@@ -86,7 +86,14 @@ class RunOfLines:
 
 @pytest.fixture
 def content() -> bytes:
-    lines = [line(number, input="bad" if number % 50 == 7 else "good " * (number % 40)) for number in range(1500)]
+    lines = [
+        line(
+            number,
+            url=ENDPOINT if number < 1200 else "/pooling",
+            input="bad" if number % 50 == 7 else "good " * (number % 40),
+        )
+        for number in range(1500)
+    ]
     parts = encoded(lines).splitlines(keepends=True)
     parts[100] = b"{\n"
     parts[200] = b'{"custom_id": "long", "body": "' + b"x" * (2 * MAX_LINE_BYTES) + b'"}\n'
@@ -189,11 +196,27 @@ def test_windows_are_all_of_the_lines_and_bounded(kinds):
         assert window == read_window(file, at, offset, MAX_LINE_BYTES)
         assert 0 < window.next_line - at <= WINDOW_LINES
         assert window.next_offset - offset < WINDOW_BYTES + MAX_LINE_BYTES
-        assert sum(each.body.count(b'"x"') for each in window.rows) <= WINDOW_INPUTS + 3000
+        assert sum(each.body.count(b'"x"') for each in window.rows) <= WINDOW_VECTORS + 3000
         seen += [each.number for each in window.rows]
         at, offset = window.next_line, window.next_offset
     assert seen == [number for number, kind in enumerate(kinds) if kind != 1]
     assert (at, offset) == (len(kinds), len(content))
+
+
+@pytest.mark.parametrize("url", ["/pooling", "/embed_all/", "/v1/pooling", "/invocations", "/"])
+def test_windows_of_vectors_of_tokens_are_bounded_by_their_lines_alone(tmp_path, url):
+    """Each token has a vector, four bytes of a line are about one, and an image has a thousand."""
+    text, image = "x" * 1000, "https://host/image.png"
+    path = written(tmp_path / "a", [line(number, url=url, input=text) for number in range(100)])
+    with path.open("rb") as file:
+        vectors = read_window(file, 0, 0, MAX_LINE_BYTES).next_offset // 4
+    assert WINDOW_VECTORS * 0.9 < vectors < WINDOW_VECTORS + 300
+    written(path, [line(number, url=url, input=image) for number in range(100)])
+    with path.open("rb") as file:
+        assert read_window(file, 0, 0, MAX_LINE_BYTES).next_line == WINDOW_VECTORS // 1024
+    written(path, [line(number, input=text) for number in range(100)])
+    with path.open("rb") as file:
+        assert read_window(file, 0, 0, MAX_LINE_BYTES).next_line == 100
 
 
 def test_a_byte_order_mark_and_line_ends_of_windows_are_skipped(tmp_path):
@@ -249,3 +272,28 @@ async def test_a_turn_that_is_no_longer_waited_for_is_the_next_one_s():
     assert worked == [1, 2]
     async with turns.turn("b", 0):
         pass
+
+
+@pytest.mark.parametrize("others", [["b"], []])
+async def test_a_turn_given_to_a_task_that_is_just_cancelled_is_the_next_one_s(others):
+    """The task is cancelled and given the turn in the same round of the event loop."""
+    turns, cancelled, order = OwnerTurns(), trio.CancelScope(), []
+
+    async def work(owner: str, scope: trio.CancelScope) -> None:
+        with scope:
+            async with turns.turn(owner, 1):
+                order.append(owner)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, turns.turn("z", 0):
+            nursery.start_soon(work, "a", cancelled)
+            await wait_all_tasks_blocked()
+            for other in others:
+                nursery.start_soon(work, other, trio.CancelScope())
+            await wait_all_tasks_blocked()
+            cancelled.cancel()
+        async with turns.turn("c", 2):
+            order.append("c")
+    assert order == [*others, "c"]
+    assert turns.working is None
+    assert not turns.waiting

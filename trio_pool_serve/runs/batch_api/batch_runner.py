@@ -19,7 +19,7 @@ from trio_pool_serve.errors import (
     StorageLostError,
     UnavailableError,
 )
-from trio_pool_serve.runs.batch_api.batch_store import BatchStore
+from trio_pool_serve.runs.batch_api.batch_store import TRANSACTION_TIMEOUT_S, BatchStore
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
 from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
@@ -92,6 +92,9 @@ class BatchRunner:
     _checking: trio.Lock = field(init=False, factory=trio.Lock)
     _turns: OwnerTurns = field(init=False, factory=OwnerTurns)
     _numbers: "count[int]" = field(init=False, factory=count)
+    _saved_up: dict[str, int] = field(init=False, factory=dict)
+    """By batch, the first line of the window that its owner has saved up for: it counts once, however often it is
+    tried."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run all unfinished batches, and the ones that ``start`` adds. Raises ``StorageError`` before it has started.
@@ -122,9 +125,11 @@ class BatchRunner:
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Stop a batch; its results are the committed ones.
 
-        Raises as ``BatchStore.cancel``. Cancellation: as ``Database.run``.
+        Raises as ``BatchStore.cancel``. Cancellation: it is stopped all the same.
         """
-        batch = await self.store.cancel(owner, batch_id)
+        # Not cancelled: of a batch whose state has changed, the rest is not to be computed.
+        with trio.fail_after(TRANSACTION_TIMEOUT_S, shield=True):
+            batch = await self.store.cancel(owner, batch_id)
         if batch_id in self._scopes:
             self._scopes[batch_id].cancel(reason="the batch has been cancelled")
         return batch
@@ -160,6 +165,7 @@ class BatchRunner:
                 logger.exception("the batch %s fails", batch_id)
                 await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
         del self._scopes[batch_id]
+        self._saved_up.pop(batch_id, None)
 
     async def _check(self, batch: StoredBatch) -> None:
         check = InputCheck(batch.endpoint, lambda name: self.routes().model_of(name, batch.models))
@@ -180,9 +186,11 @@ class BatchRunner:
         position = batch.position
         with self._working_on(batch) as scope:
             usage = self.routes().usage_of(batch.owner)
-            cost = (0, 0) if usage is None else await self.offload.run("files", partial(self._cost_of_next, batch))
+            is_free = usage is None or self._saved_up.get(batch.id) == position.line
+            cost = (0, 0) if is_free else await self.offload.run("files", partial(self._cost_of_next, batch))
             # Outside of the turn: others are computed while an owner with limits waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
+                self._saved_up[batch.id] = position.line
                 ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
 
                 def should_pause() -> bool:

@@ -65,6 +65,9 @@ class Page:
     newest_first: bool = True
 
 
+TRANSACTION_TIMEOUT_S = 60.0
+"""For storing or cancelling a batch, behind the transactions before it."""
+
 MAX_UNFINISHED = 100
 """Batches of one owner: quotas are computed from the records of all of them."""
 

@@ -1,7 +1,7 @@
 """The files and batches of a data folder, in the one process that has opened it."""
 
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from hashlib import sha256
@@ -11,14 +11,11 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.runs.batch_api.batch_runner import BatchRunner
-from trio_pool_serve.runs.batch_api.batch_store import BatchStore
+from trio_pool_serve.runs.batch_api.batch_store import TRANSACTION_TIMEOUT_S, BatchStore
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.stored_records import StoredBatch, StoredFile, new_id
 from trio_pool_serve.storage.durable_files import AppendedFile, publish
 from trio_pool_serve.threads.offload import Offload
-
-TRANSACTION_TIMEOUT_S = 60.0
-"""For storing a batch, behind the transactions before it."""
 
 SWEEP_S = 3600.0
 
@@ -27,14 +24,16 @@ FILE_PREFIX = "file-"
 
 @define(eq=False)
 class Upload:
-    """A file that is being received. Its methods block."""
+    """A file that is being received, of which its owner may send ``reserved`` bytes."""
 
-    id: str
-    file: AppendedFile
-    digest: Any = field(factory=sha256)
+    owner: str
+    reserved: int = field(default=0, init=False)
+    id: str = field(init=False, factory=lambda: new_id(FILE_PREFIX))
+    file: AppendedFile = field(init=False)
+    digest: Any = field(init=False, factory=sha256)
 
     def append(self, parts: Sequence[bytes]) -> None:
-        """Write at the end. Raises ``StorageError``."""
+        """Write at the end. Raises ``StorageError``. Blocks."""
         for part in parts:
             self.file.append(part)
             self.digest.update(part)
@@ -49,52 +48,46 @@ class OpenBatches:
     runner: BatchRunner
     offload: Offload
     retention_s: float
-    uploads: trio.CapacityLimiter = field(
+    _uploads: set[Upload] = field(init=False, factory=set)
+    """All that have not ended; the bytes of one may be on the disk, but not in the database yet."""
+    _counting: trio.Lock = field(init=False, factory=trio.Lock)
+    """Held while an upload becomes a file, and while files and uploads are counted: each counts once."""
+    _turns: trio.CapacityLimiter = field(
         init=False, factory=lambda: trio.CapacityLimiter(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
     )
     """Limits uploads at a time: each has a file open, and the server needs others."""
-    _incomplete: dict[str, int] = field(init=False, factory=dict)
-    """Bytes being received, by owner."""
-    _publishing: set[str] = field(init=False, factory=set)
-    """Ids of files that are on the disk, but not in the database yet."""
 
     @asynccontextmanager
-    async def receiving(self) -> AsyncIterator[Upload]:
+    async def receiving(self, owner: str, announced: int = 0) -> AsyncIterator[Upload]:
         """Open an upload for the block; at its end the upload is removed unless ``complete`` has been called.
 
-        Raises ``StorageError``. Cancellation: at once, but for what a thread has begun.
+        Raises ``StorageError``, and as ``reserve``. Cancellation: at once, but for what a thread has begun.
         """
-        file_id = new_id(FILE_PREFIX)
+        upload = Upload(owner)
+        self._uploads.add(upload)
         try:
-            with closing(await self.offload.run("files", partial(self.folder.open_upload, file_id))) as file:
-                yield Upload(file_id, file)
+            await self.reserve(upload, announced)
+            async with self._turns:
+                with closing(
+                    await self.offload.run("files", partial(self.folder.open_upload, upload.id))
+                ) as upload.file:
+                    yield upload
         finally:
             with suppress(OSError):
-                self.folder.upload(file_id).unlink(missing_ok=True)
+                self.folder.upload(upload.id).unlink(missing_ok=True)
+            self._uploads.remove(upload)
 
-    @asynccontextmanager
-    async def reserving(self, owner: str, announced: int = 0) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Return a function that checks whether an owner may send N bytes beyond the announced ones.
+    async def reserve(self, upload: Upload, nbytes: int) -> None:
+        """Let the owner send another ``nbytes``.
 
-        Both raise ``QuotaExceededError``, and ``StorageError`` if the database cannot be used. Cancellation: at once.
+        Raises ``QuotaExceededError``, and ``StorageError`` if the database cannot be used. Cancellation: at once.
         """
-        mine = 0
+        async with self._counting:
+            upload.reserved += nbytes
+            reserved = sum(each.reserved for each in self._uploads if each.owner == upload.owner)
+            await self.store.check_room(upload.owner, reserved)
 
-        async def reserve(nbytes: int) -> None:
-            nonlocal mine
-            mine += nbytes
-            self._incomplete[owner] = self._incomplete.get(owner, 0) + nbytes
-            await self.store.check_room(owner, self._incomplete[owner])
-
-        try:
-            await reserve(announced)
-            yield reserve
-        finally:
-            left = self._incomplete.pop(owner, 0) - mine
-            if left > 0:
-                self._incomplete[owner] = left
-
-    async def complete(self, upload: Upload, owner: str, *, filename: str, expire_s: int | None) -> StoredFile:
+    async def complete(self, upload: Upload, *, filename: str, expire_s: int | None) -> StoredFile:
         """Make an upload a durable file for batches, and return it.
 
         Raises ``StorageError`` and ``QuotaExceededError``. Cancellation: before the file is there, or after.
@@ -102,7 +95,7 @@ class OpenBatches:
         now = int(self.store.clock())
         file = StoredFile(
             id=upload.id,
-            owner=owner,
+            owner=upload.owner,
             purpose="batch",
             filename=filename,
             bytes=upload.file.length,
@@ -110,16 +103,14 @@ class OpenBatches:
             expires_at=None if expire_s is None else now + expire_s,
             digest=upload.digest.hexdigest(),
         )
-        self._publishing.add(file.id)
+        await self.offload.run("files", partial(publish, self.folder.upload(file.id), self.folder.file(file.id)))
         try:
-            await self.offload.run("files", partial(publish, self.folder.upload(file.id), self.folder.file(file.id)))
-            try:
+            async with self._counting:
                 await self.store.add_file(file)
-            except Exception:
-                await self.offload.run("files", partial(self.folder.remove_files, [file.id]))
-                raise
-        finally:
-            self._publishing.discard(file.id)
+                upload.reserved = 0
+        except Exception:
+            await self.offload.run("files", partial(self.folder.remove_files, [file.id]))
+            raise
         return file
 
     async def remove_file(self, owner: str, file_id: str) -> None:
@@ -147,6 +138,6 @@ class OpenBatches:
         await self.store.remove_expired(self.retention_s)
         # In this order: files are listed before ids are read, and a batch is stored before its files exist.
         there = await self.offload.run("files", self.folder.file_ids)
-        publishing = set(self._publishing)
+        uploaded = {upload.id for upload in self._uploads}
         known = await self.store.known_ids()
-        await self.offload.run("files", partial(self.folder.remove_files, there - publishing - known))
+        await self.offload.run("files", partial(self.folder.remove_files, there - uploaded - known))

@@ -22,13 +22,19 @@ class OwnerTurns:
 
     @asynccontextmanager
     async def turn(self, owner: str, number: int) -> AsyncIterator[None]:
-        """Work in the block. ``number`` is unique. Cancellation: at once while waiting for the turn."""
+        """Work in the block. ``number`` is unique.
+
+        Cancellation: at once while waiting; a turn that has just been given goes to the next task.
+        """
         if self.working is not None:
             event = self.waiting[owner, number] = trio.Event()
             try:
-                await event.wait()  # a task whose event is set is not cancelled while it waits for that
-            finally:
-                del self.waiting[owner, number]
+                await event.wait()
+            except trio.Cancelled:
+                # The event of a task that is being cancelled can still be set.
+                if self.waiting.pop((owner, number), None) is None:
+                    self._pass_on()
+                raise
         self.working = owner
         try:
             yield
@@ -48,4 +54,4 @@ class OwnerTurns:
             return
         self.working, _ = min(self.waiting, key=lambda waiting: self._served.get(waiting[0], 0))
         number = min(number for owner, number in self.waiting if owner == self.working)
-        self.waiting[self.working, number].set()
+        self.waiting.pop((self.working, number)).set()

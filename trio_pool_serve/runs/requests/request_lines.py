@@ -19,9 +19,18 @@ WINDOW_LINES = 256
 WINDOW_BYTES = 256 * 1024
 """A window ends with the line by which it has this many: some 60,000 tokens of English text."""
 
-WINDOW_INPUTS = 8192
-"""A window ends with the line by which it has this many strings and lists: each may be an input, and each input has a
-response. With vectors of 1024 numbers that is 100 MB of JSON."""
+WINDOW_VECTORS = 8192
+"""A window ends with the line by which its responses may have this many vectors, 100 MB of JSON with 1024 numbers each.
+Each string and each list may be an input. Nothing but the lines counts, so a resumed run has the same windows."""
+
+TOKEN_VECTOR_ROUTES = frozenset({"pooling", "embed_all", "invocations", ""})
+"""Last parts of the paths whose responses may have a vector for each token."""
+
+BYTES_PER_TOKEN = 4
+"""As English text has."""
+
+IMAGE_VECTORS = 1024
+"""Tokens of an image that a line names by its URL, as ColPali's have."""
 
 SKIPPED_BYTES = 2**20
 """Read at a time of a line that is too long."""
@@ -122,7 +131,7 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
     Nothing is kept of a line longer than ``max_line_bytes``. Blocks.
     """
     lines: list[Line] = []
-    next_line, next_offset, inputs = line, offset, 0
+    next_line, next_offset, vectors = line, offset, 0
     file.seek(offset)
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
@@ -130,9 +139,11 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
             lines.append(Line(next_line, None, error=LineError("line_too_long", message)))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))
-            inputs += data.count(b'"') // 2 + data.count(b"]")
+            vectors += data.count(b'"') // 2 + data.count(b"]")
+            if lines[-1].url.rstrip("/").rpartition("/")[2] in TOKEN_VECTOR_ROUTES:
+                vectors += len(data) // BYTES_PER_TOKEN + data.count(b"://") * IMAGE_VECTORS
         next_line, next_offset = next_line + 1, next_offset + length
-        if next_line - line >= WINDOW_LINES or next_offset - offset >= WINDOW_BYTES or inputs >= WINDOW_INPUTS:
+        if next_line - line >= WINDOW_LINES or next_offset - offset >= WINDOW_BYTES or vectors >= WINDOW_VECTORS:
             break
     return None if next_offset == offset else Window(tuple(lines), next_line, next_offset)
 

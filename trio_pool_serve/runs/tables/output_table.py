@@ -96,7 +96,6 @@ class LineOutput:
     ) -> None:
         self._lines_of = partial(LINES_OF[table_format.kind], columns)
         self._member_of = MEMBER_OF[table_format.compression]
-        self._member_of(b"")  # if a package is missing, that is known before the run
         self._file = StandardOutput.opened() if path is None else open_appended(path, position.output_bytes)
         has_header = table_format.kind != "jsonl" and not self._file.length
         self._pending = [self._lines_of([[column.name for column in columns]])] if has_header else []

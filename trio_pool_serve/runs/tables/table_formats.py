@@ -73,6 +73,15 @@ def known_format(name: str) -> Format | None:
     return None
 
 
+def check_packages(read: Format, written: Format) -> None:
+    """Raise ``BulkInputError`` if a package that these formats need is missing."""
+    for each, doing, zst in ((read, "Reading", "pyarrow"), (written, "Writing", "zstandard")):
+        if each.compression == "zst":
+            import_extra(zst, f"{doing} .zst files")
+        if not each.in_lines:
+            import_extra("pyarrow", f"{doing} Parquet and Arrow files")
+
+
 def import_extra(module: str, purpose: str) -> Any:
     """Import a module of pyarrow or zstandard. Raises ``BulkInputError`` that says what to install."""
     try:

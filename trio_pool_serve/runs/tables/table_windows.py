@@ -8,11 +8,20 @@ from attrs import frozen
 from trio_pool_serve.runs.run import Position, Window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
 
 WINDOW_ROWS = 2048
 
 WINDOW_CHARACTERS = 4 * 2**20
 """A window ends with the row by which it has this many: the more rows, the less those of one batch differ in length."""
+
+TOKEN_WINDOW_CHARACTERS = 32 * 2**10
+"""The same for a vector for each token: about 8192 vectors of English text, 32 MiB with 1024 numbers each."""
+
+
+def window_characters(columns: Sequence[OutputColumn]) -> int:
+    """Return the characters by which a window ends whose results have these columns."""
+    return TOKEN_WINDOW_CHARACTERS if any(column.type == "vectors" for column in columns) else WINDOW_CHARACTERS
 
 
 @frozen(eq=False, kw_only=True)
@@ -27,13 +36,16 @@ class TableWindows:
     id_column: str | None
     numbers: range
     rows_per_part: int | None
+    characters: int = WINDOW_CHARACTERS
 
     def __call__(self, position: Position) -> Generator[Window[InputRow], None, None]:
         """Yield the windows from a position on. Blocks.
 
         Raises ``InputChangedError`` if a file was changed since its scan.
         """
-        for window in cut_windows(self._rows_from(position.line), self.numbers, self.rows_per_part):
+        for window in cut_windows(
+            self._rows_from(position.line), self.numbers, self.rows_per_part, characters=self.characters
+        ):
             self.table.check_read()
             yield window
 
@@ -47,20 +59,24 @@ class TableWindows:
 
 
 def cut_windows(
-    rows: Iterable[InputRow], numbers: range = range(sys.maxsize), rows_per_part: int | None = None
+    rows: Iterable[InputRow],
+    numbers: range = range(sys.maxsize),
+    rows_per_part: int | None = None,
+    *,
+    characters: int = WINDOW_CHARACTERS,
 ) -> Iterator[Window[InputRow]]:
     """Yield the windows of consecutive rows, of which only ``numbers`` are computed; see ``TableWindows``."""
     window: list[InputRow] = []
-    characters, number = 0, -1
+    length, number = 0, -1
     for row in rows:
         number = row.number
         if number in numbers:
             window.append(row)
-            characters += _characters(row)
+            length += _characters(row)
         ends_part = rows_per_part is not None and (number + 1) % (numbers.step * rows_per_part) == 0
-        if ends_part or len(window) >= WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+        if ends_part or len(window) >= WINDOW_ROWS or length >= characters:
             yield Window(window, number + 1, commits=ends_part or rows_per_part is None)
-            window, characters = [], 0
+            window, length = [], 0
     if number >= 0:
         yield Window(window, number + 1)
 
