@@ -87,8 +87,11 @@ def randomise(model: Any) -> None:
 def write_adapted(folder: Path, name: str) -> Path:
     """Write a base and, beside it, an adapter as sentence-transformers saves it; return the adapter's folder."""
     import sentence_transformers
+    import transformers.integrations.peft
     from peft import LoraConfig
 
+    # 5.24 refuses peft before 0.22, which is not to be had yet; otherwise its integration of peft is that of 5.23.
+    transformers.integrations.peft.MIN_PEFT_VERSION = "0.21"
     adapted = ADAPTERS[name]
     of_task = {"score": "CrossEncoder", "token_embed": "MultiVectorEncoder", "sparse_embed": "SparseEncoder"}
     encoder = getattr(sentence_transformers, of_task.get(adapted.task, "SentenceTransformer"))

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.numpy import load_file, save_file
 
 from tests.models.model_families import reference
 from trio_pool_serve.models.files.adapter_files import read_adapter
@@ -32,15 +34,32 @@ def write_lora(
     return registered(folder)
 
 
+def of_the_first_layer(folder: Path, base: Path) -> Adapter:
+    """Write an adapter whose config names modules of all layers, with tensors of the first one alone."""
+    write_lora(folder, base, target_modules=["query"])
+    tensors = load_file(folder / "adapter_model.safetensors")
+    first = {name: tensor for name, tensor in tensors.items() if ".layer.0." in name}
+    assert len(first) == len(tensors) // 2
+    save_file(first, folder / "adapter_model.safetensors")
+    return registered(folder)
+
+
 def registered(folder: Path) -> Adapter:
     return Adapter(str(folder), read_adapter(folder).digest)
 
 
-def vectors_by_peft(base: Path, adapter: Adapter | Path | None, texts: Sequence[str], **options: Any) -> list[Vectors]:
+def vectors_by_peft(
+    base: Path,
+    adapter: Adapter | Path | None,
+    texts: Sequence[str],
+    dtype: torch.dtype = torch.float64,  # in float32 the rounding of both would be compared
+    **options: Any,
+) -> list[Vectors]:
     """Return what sentence-transformers computes with the adapter or its folder, or without one."""
     theirs = reference(base)
     if adapter is not None:
         folder = adapter if isinstance(adapter, Path) else adapter.folder
         with warnings.catch_warnings(action="ignore", category=Warning):
             theirs[0].auto_model = PeftModel.from_pretrained(theirs[0].auto_model, folder)
-    return list(theirs.encode(list(texts), **options))
+    theirs.to(dtype)
+    return [np.asarray(vector, np.float32) for vector in theirs.encode(list(texts), **options)]

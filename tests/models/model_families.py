@@ -344,6 +344,9 @@ def config_of(kind: str, vocab_size: int, **more: Any) -> Any:
             "per_layer_config": {1: {"head_dim": 16}}, "hidden_size_per_layer_input": 8, "embedding_dim": HIDDEN,
         },
         "Ministral3": {"max_position_embeddings": 512, **DECODER},
+        "ConvBert": {"embedding_size": HIDDEN, "conv_kernel_size": 3},
+        "FNet": {"pad_token_id": 0},
+        "MobileBert": {"embedding_size": HIDDEN, "true_hidden_size": HIDDEN, "intra_bottleneck_size": HIDDEN},
         "T5": {"d_model": HIDDEN, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "initializer_factor": 1.0},
     }  # fmt: skip
     settings = {"vocab_size": vocab_size, "max_position_embeddings": 66, **ENCODER, **of_kind[kind], **more}
@@ -362,6 +365,8 @@ def write_model(folder: Path, name: str, tokenizer: Any, *, dtype: torch.dtype =
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases and norms start as zeros and ones, which hide faults
                 parameter += 0.2 * torch.randn_like(parameter)
+        if kind == "MobileBert":  # the published weights of [PAD] are none of zeros
+            model.get_input_embeddings().weight[0] = model.get_input_embeddings().weight[1]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -534,13 +539,21 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+UNMASKED: Mapping[str, Family] = {
+    "convbert": Family("ConvBertModel", bert_tokenizer, (pooling("mean"),), SHORT),
+    "fnet": Family("FNetModel", bert_tokenizer, (pooling("mean"),), SHORT),
+    "mobilebert": Family("MobileBertModel", bert_tokenizer, (pooling("cls"), UNIT_LENGTH), SHORT),
+}
+"""Families that do not mask padding: the oracle's vectors depend on its batch."""
+
 LOADED_BY_ORACLE = [name for name in FAMILIES if name != "embeddinggemma2"]
 """Families that sentence-transformers loads; the processor of the other needs torchvision."""
 
 
 def write_transformer(folder: Path, name: str, tokenizer: Any = None) -> Path:
     """Write a family's bare transformer, with another tokenizer than its own if given."""
-    return write_model(folder, FAMILIES[name].model, tokenizer or FAMILIES[name].tokenizer(), **FAMILIES[name].config)
+    family = (FAMILIES | UNMASKED)[name]
+    return write_model(folder, family.model, tokenizer or family.tokenizer(), **family.config)
 
 
 @built_once
@@ -557,7 +570,7 @@ def write_family(
     ``transformer_config`` is what sentence_bert_config.json holds beside the length limit. Unless ``as_published``,
     config.json is that of transformers' class, which the oracle needs.
     """
-    family = FAMILIES[name]
+    family = (FAMILIES | UNMASKED)[name]
     write_transformer(folder, name)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, **transformer_config})
     write_json(folder / "config_sentence_transformers.json", {"prompts": dict(family.prompts)})

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.engines import engine_over, running
 from tests.lanes import sampled
-from tests.models.model_families import FAMILIES, TEXTS, ServedModel, write_family
+from tests.models.model_families import FAMILIES, TEXTS, UNMASKED, ServedModel, edit_weights, write_family
 from tests.runner.test_varlen import PACKED, serve_packed
-from trio_pool_serve.types import Vectors
+from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.runner import probe
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH
+from trio_pool_serve.types import Batch, Vectors
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.03}
 """Of a vector, relative to its length. Stated in docs/openvino.md."""
@@ -37,6 +41,67 @@ def relative(vector: Vectors, alone: Vectors) -> float:
 async def test_company_changes_a_vector_by_no_more_than_the_bound(tmp_path: Path, name: str, dtype: Any):
     served = ServedModel(write_family(tmp_path / name, name), dtype=dtype)
     assert await furthest(served) <= BOUNDS[dtype]
+
+
+@sampled(
+    ("name", "dtype"),
+    [(name, dtype) for name in UNMASKED for dtype in BOUNDS if (name, dtype) != ("fnet", "bfloat16")],
+    keep=[(name, "float32") for name in UNMASKED],
+)
+async def test_a_family_that_does_not_mask_padding_is_computed_in_rows_of_one_length(
+    tmp_path: Path, name: str, dtype: Any
+):
+    served = ServedModel(write_family(tmp_path / name, name), dtype=dtype)
+    assert ONE_LENGTH in served.runner.describe()
+    assert await furthest(served) <= BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("name", UNMASKED)
+async def test_so_it_is_by_openvino(tmp_path: Path, name: str):
+    pytest.importorskip("openvino")
+    folder = write_family(tmp_path / name, name)
+    for _ in range(2):  # the second start reads what the first one found
+        settings = {"backend": "openvino", "cache_dir": str(tmp_path / "cache")}
+        served = ServedModel(folder, settings=settings)
+        assert ONE_LENGTH in served.runner.describe()
+        assert await furthest(served) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("name", ["bert", "mobilebert"])
+async def test_the_model_s_own_weights_decide(tmp_path: Path, name: str):
+    """MobileBERT mixes neighbours, but the embedding of padding may be zero; a masked one may be anything."""
+    folder = write_family(tmp_path / name, name)
+    edit_weights(
+        folder / "model.safetensors",
+        lambda weights: weights["embeddings.word_embeddings.weight"][0].fill_(0.0 if name == "mobilebert" else 9.0),
+    )
+    served = ServedModel(folder)
+    assert ONE_LENGTH not in served.runner.describe()
+    assert await furthest(served) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize(("name", "rounds_only"), [("bert", True), ("convbert", False)])
+def test_rounding_beyond_the_bound_is_not_taken_for_unmasked_padding(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, rounds_only: bool
+):
+    """As in models of many layers."""
+    monkeypatch.setattr(probe, "ROUNDING", dict.fromkeys(probe.ROUNDING, -1.0))
+    described = ServedModel(write_family(tmp_path / name, name)).runner.describe()
+    assert (ONE_LENGTH not in described) == rounds_only
+
+
+@pytest.mark.parametrize("name", UNMASKED)
+async def test_whatever_else_is_computed_a_row_of_an_engine_is_as_alone(tmp_path: Path, name: str):
+    """In batches of the queue, and in planned batches of background work."""
+    served = ServedModel(write_family(tmp_path / name, name))
+    requests = await served.requests([TEXTS[1][:end] for end in range(1, 99, 6)])
+    alone = [(await served.runner.launch(Batch((request,))))[0][0] for request in requests]
+    async with running(engine_over(served.runner)) as engine:
+        queued = [output.values[0] for output in await engine.submit_all(requests)]
+        planned = [output.values[0] for output in await PlannedWindow(1).members[0].submit_all(engine, requests)]
+        assert engine.statistics().batches < len({request.tokens for request in requests}), "lengths are mixed"
+    assert max(map(relative, queued, alone)) <= BOUNDS["float32"]
+    assert max(map(relative, planned, alone)) <= BOUNDS["float32"]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

@@ -29,6 +29,7 @@ from tests.models.model_families import (
     xlm_roberta_tokenizer,
 )
 from tests.models.retrieval_families import add_to, bert_with_unused
+from tests.models.test_vocabulary import write_sentencepiece
 from tests.models.vision_families import (
     clip_tokenizer,
     qwen_vl_tokenizer,
@@ -242,17 +243,18 @@ def test_a_tokenizer_written_in_python_is_not_cached(cache, tmp_path, write):
 
 
 def test_a_tokenizer_with_a_part_written_in_python_is_loaded_and_not_cached(cache, folders, monkeypatch, caplog):
-    adapt = tokenizer_loading._adapt
+    adapted = tokenizer_loading._adapted
 
     class Halves:
         def pre_tokenize(self, text: Any) -> None:
             text.split(lambda _, part: [part[:1], part[1:]])
 
-    def with_python(backend: Any, folder: Any) -> None:
-        adapt(backend, folder)
+    def with_python(backend: Any, folder: Any) -> Any:
+        backend = adapted(backend, folder)
         backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Halves())
+        return backend
 
-    monkeypatch.setattr(tokenizer_loading, "_adapt", with_python)
+    monkeypatch.setattr(tokenizer_loading, "_adapted", with_python)
     assert isinstance(load_tokenizer(model_folder(folders("bert")), cache=cache), FastTokenizer)
     assert cache.entries() == []
     assert "is not cached" in caplog.text
@@ -280,7 +282,7 @@ for path in sys.argv[2:]:
     renderer = renderer_of(folder, tokenizer, offload, workers=1, templates=templates)
     renderer.texts.render(TextPrompt("hello world"), RenderingParams())
     renderer.texts.render(PairPrompt("hello", "world"), RenderingParams())
-print(len(sys.argv), *sorted({"transformers", "torch", "huggingface_hub"} & {*sys.modules}))
+print(len(sys.argv), *sorted({"transformers", "torch", "huggingface_hub", "sentencepiece"} & {*sys.modules}))
 """
 
 
@@ -290,6 +292,7 @@ def test_a_process_with_a_warm_cache_renders_without_transformers_and_torch(mini
         write_scripted_folder(tmp_path / "scripted"),
         write_late_interaction_folder(tmp_path / "late"),
         write_chat_folder(tmp_path / "chat", CHATML),
+        write_sentencepiece(tmp_path / "alone", "xlm-roberta"),
     ]
     program = [sys.executable, "-c", PROGRAM, str(cache.folder), *map(str, paths)]
     for path in paths:

@@ -82,7 +82,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
 
     def write(*lines: str) -> str:
         (tmp_path / "plugin_of_a_test.py").write_text("\n".join(lines))
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.syspath_prepend(tmp_path)  # children import from where this process does
         return "plugin_of_a_test"
 
     return write

@@ -22,6 +22,7 @@ from tests.models.model_families import LAYOUTS, TEXTS, ServedModel, pooling, wr
 from tests.models.test_openvino_agreement import TOLERANCE, difference, prompts_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.runner.transformer_masks import traceable_masks
 from trio_pool_serve.types import Classify, Embed, PoolingParams, TokenClassify, TokenEmbed
 
@@ -192,11 +193,6 @@ def test_a_file_that_does_not_agree_is_not_taken_and_the_log_says_why(
     ("write", "options", "reason"),
     [
         (partial(write_family, name="xlm-roberta"), {"more": ""}, "Pooling . Dense requires torch"),
-        (
-            partial(write_family, name="bert"),
-            {"reads_mask": False},
-            ("its output contains infinities or NaN, or depends on padd"),
-        ),
         (partial(write_classifier, name="distilbert", num_labels=3), {"more": ""}, "it has no output logits"),
     ],
     keep=[],
@@ -210,6 +206,17 @@ def test_without_weights_for_torch_an_unusable_file_is_an_error_that_says_what_t
         ServedModel(tmp_path / "model", settings=EXACT)
     assert "pip install torch transformers" in str(caught.value)
     assert "trio-pool-serve convert" in str(caught.value)
+
+
+async def test_rows_of_a_file_that_does_not_mask_padding_are_computed_with_rows_of_their_length(tmp_path: Path):
+    folder = write_family(tmp_path / "bert", "bert")
+    texts = [text for text in TEXTS if text]
+    expected = await ServedModel(folder).embed(texts)
+    export(folder, OPENVINO, reads_mask=False)
+    (folder / "model.safetensors").unlink()
+    served = ServedModel(folder, settings=EXACT)
+    assert ONE_LENGTH in served.runner.describe()
+    assert max(map(difference, await served.embed(texts), expected)) < TOLERANCE
 
 
 def test_int8_without_its_extra_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

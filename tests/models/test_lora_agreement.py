@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.models.classifier_families import write_classifier
-from tests.models.lora_adapters import registered, vectors_by_peft, write_lora
+from tests.models.lora_adapters import of_the_first_layer, registered, vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, shuffled, write_family
 from trio_pool_serve.errors import AdapterError
 from trio_pool_serve.runner import adapter_store
@@ -186,6 +186,10 @@ def of_a_norm(folder: Path, base: Path) -> Adapter:
         (of_a_wider_model, r"is for another model: its .*query is \(32, 40\), the model's \(32, 32\)"),
         (of_another_family, r"changes layers.[01].attn.Wqkv, a module that the model does not have"),
         (twice, "changes a module twice"),
+        (
+            of_the_first_layer,
+            r"lacks updates for .*: encoder\.layer\.1\.attention\.self\.query\. .*layers_to_transform",
+        ),
         (of_a_norm, "replaces all of embeddings.LayerNorm; .*only linear layers can be replaced"),
     ],
 )
@@ -197,6 +201,12 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(
     with pytest.raises(AdapterError, match=said):
         await compute(ours, adapter)
     assert np.array_equal(await compute(ours, None), before)
+
+
+async def test_an_adapter_of_some_layers_is_applied_if_its_config_names_them(tmp_path: Path, base: Path):
+    ours = ServedModel(base)
+    adapter = write_lora(tmp_path / "adapter", base, target_modules=["query"], layers_to_transform=[0])
+    assert largest_difference(await compute(ours, adapter), vectors_by_peft(base, adapter, TEXTS[:1])) <= 1e-5
 
 
 async def test_an_adapter_that_cannot_be_applied_is_not_read_for_every_batch(tmp_path: Path, base: Path, monkeypatch):

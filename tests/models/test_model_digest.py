@@ -1,13 +1,16 @@
 """What a model's digests depend on."""
 
+import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.models.files.model_digest import digest_of, fingerprint_of_loaded
+from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.model_digest import digest_of, file_states, fingerprint_of_loaded
 
 pytestmark = pytest.mark.unit
 
@@ -99,16 +102,37 @@ def test_the_fingerprint_is_that_of_content_settings_dtype_and_backend(folder: P
     changed = shutil.copytree(folder, tmp_path / "changed")
     change(changed / "model.safetensors", 7 * LAYER_BYTES)
     copied = shutil.copytree(folder, tmp_path / "elsewhere" / "copied", copy_function=shutil.copyfile)
-    first = fingerprint_of_loaded(folder, config, (), "float32", "torch")
+
+    def fingerprint(folder: Path, config: ModelConfig, exported: Sequence[Path], *computed_by: str) -> str:
+        as_read = file_states(folder, exported)
+        return fingerprint_of_loaded(folder, config, exported, *computed_by, as_read=as_read)
+
+    first = fingerprint(folder, config, (), "float32", "torch")
     assert re.fullmatch("[0-9a-f]{16}", first)
     same = ModelConfig(cache_dir="", dtype="float32", backend="torch", device="cpu", served_model_name="other")
-    assert fingerprint_of_loaded(copied, same, (), "float32", "torch") == first
+    assert fingerprint(copied, same, (), "float32", "torch") == first
     others = [
-        fingerprint_of_loaded(changed, config, (), "float32", "torch"),
-        fingerprint_of_loaded(folder, config, [exported], "float32", "torch"),
-        fingerprint_of_loaded(folder, ModelConfig(cache_dir="", pooling="cls"), (), "float32", "torch"),
-        fingerprint_of_loaded(folder, ModelConfig(cache_dir="", normalize=True), (), "float32", "torch"),
-        fingerprint_of_loaded(folder, config, (), "bfloat16", "torch"),
-        fingerprint_of_loaded(folder, config, (), "float32", "openvino"),
+        fingerprint(changed, config, (), "float32", "torch"),
+        fingerprint(folder, config, [exported], "float32", "torch"),
+        fingerprint(folder, ModelConfig(cache_dir="", pooling="cls"), (), "float32", "torch"),
+        fingerprint(folder, ModelConfig(cache_dir="", normalize=True), (), "float32", "torch"),
+        fingerprint(folder, config, (), "bfloat16", "torch"),
+        fingerprint(folder, config, (), "float32", "openvino"),
     ]
     assert len({first, *others}) == 1 + len(others)
+
+
+def test_files_that_change_while_a_model_is_loaded_give_no_fingerprint(folder: Path, config: ModelConfig):
+    """Weights are refused, of which a part may be new; links, copies and permissions change nothing."""
+    as_read, weights = file_states(folder), folder / "model.safetensors"
+    first = fingerprint_of_loaded(folder, config, (), as_read=as_read)
+    os.link(weights, folder.parent / "another")
+    weights.chmod(0o600)
+    assert fingerprint_of_loaded(folder, config, (), as_read=as_read) == first != ""
+    change(folder / "config.json")
+    assert fingerprint_of_loaded(folder, config, (), as_read=as_read) == ""
+    change(weights, 7 * LAYER_BYTES)
+    for damage in (lambda: None, weights.unlink):
+        damage()
+        with pytest.raises(ModelLoadError, match=r"The weights in .* changed while they were loaded; load them"):
+            fingerprint_of_loaded(folder, config, (), as_read=as_read)

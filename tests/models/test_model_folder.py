@@ -39,6 +39,7 @@ from trio_pool_serve.models.embedding import Embedding
 from trio_pool_serve.models.files.known_keys import OLD_NAMES
 from trio_pool_serve.models.files.native_configs import NATIVE
 from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.generative_reranker import JUDGE as QUESTION
 from trio_pool_serve.models.generative_reranker import GenerativeReranker, RerankerTemplate
 from trio_pool_serve.models.late_interaction import QueryExpansion
 from trio_pool_serve.models.process_reward import ProcessReward
@@ -50,6 +51,17 @@ from trio_pool_serve.types import SparseEmbed, SparseLookup
 pytestmark = pytest.mark.unit
 
 OF_TOKENIZER = "tokenizer_config.json"
+CARD = "README.md"
+QWEN3_RERANKER = f"""---
+pipeline_tag: text-ranking
+---
+# A reranker
+
+prefix = "<|im_start|>system\\n{QUESTION} Note that"
+"""
+GENERATORS = (
+    "Qwen3ForCausalLM", "Qwen2ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration",
+)  # fmt: skip
 NO_LIMIT = 1000000000000000019884624838656
 """What tokenizers write for none."""
 
@@ -237,6 +249,33 @@ CLASSIFIERS = [
             {"task": "score"},
         )
         for words in VOCABULARIES
+    ),
+    *(  # Qwen3-Reranker's card, whatever the folder is called
+        (saved_from("Qwen3ForCausalLM", model_type="qwen3") | vocabulary(IDS) | {CARD: of_card},
+         {"spec.__class__": kind, "spec.tasks": tasks}, settings)
+        for of_card, kind, tasks, settings in (
+            (QWEN3_RERANKER, GenerativeReranker, {"score"}, {}),
+            (QWEN3_RERANKER, Embedding, {"embed", "token_embed", "score"}, {"task": "embed"}),
+            (QWEN3_RERANKER, Embedding, {"embed", "token_embed"}, {"task": "token_embed"}),
+            (QWEN3_RERANKER.replace("text-ranking", "text-generation"), Embedding, {"embed", "token_embed"}, {}),
+            (QWEN3_RERANKER.replace("Judge whether", "Say whether"), Embedding, {"embed", "token_embed"}, {}),
+        )
+    ),
+    *(  # models that generate text may be rerankers: their vectors are compared if something says so
+        (saved_from(name, **config) | more, {"spec.tasks": {"embed", "token_embed"} | scored}, settings)
+        for name, config, more, settings, scored in (
+            *((name, {}, {}, {}, set()) for name in GENERATORS),
+            *((name, {}, {}, {"task": "embed"}, {"score"}) for name in GENERATORS),
+            *((name, {}, behind(models("Pooling")), {}, {"score"}) for name in GENERATORS),
+            ("Qwen2ForCausalLM", {"is_causal": False}, {}, {}, {"score"}),
+            ("Qwen2ForCausalLM", {"use_bidirectional_attention": True}, {}, {}, {"score"}),
+            ("T5EncoderModel", {}, {}, {}, {"score"}),
+            ("Qwen3Model", {"model_type": "qwen3"}, {}, {}, {"score"}),
+        )
+    ),
+    (
+        {CONFIG: QWEN | {"architectures": ["Qwen2VLForConditionalGeneration"]}},
+        {"spec.tasks": {"embed", "token_embed"}},
     ),
     *(  # a template with a place for both texts; a processor's comes first
         (saved_from("Qwen3ForCausalLM") | vocabulary(IDS) | template, {"spec.template": FLAT})

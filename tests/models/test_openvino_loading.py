@@ -16,22 +16,24 @@ from msgspec.structs import replace
 
 from tests.conftest import running
 from tests.models import classifier_families, retrieval_families
-from tests.models.model_families import load, loaded_runner, write_family
+from tests.models.model_families import MAX_LENGTH, TEXTS, ServedModel, load, loaded_runner, write_family
+from tests.models.retrieval_families import DOCUMENT_LENGTH, QUERY_LENGTH
 from tests.models.vision_families import clip
 from trio_pool_serve.config import BatchConfig, Config, InputConfig, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.folder import open_model_folder, read_model_folder
 from trio_pool_serve.models.loading import openvino_loading
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import LocalRunners, load_by_torch
+from trio_pool_serve.models.loading.sample_prompts import extreme_prompts
 from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.openvino import converted_model, preparation, trial
 from trio_pool_serve.runner.openvino.converted_model import is_near
 from trio_pool_serve.runner.openvino.trial import Trial
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, Runner
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, Runner, TokenEmbed
 
 pytest.importorskip("openvino")
 
@@ -225,6 +227,36 @@ def test_a_model_whose_output_differs_is_computed_by_torch_and_not_converted_aga
     change_record(tmp_path / "cache", versions={"openvino": "2020.1"})
     described(model, tmp_path / "cache", backend="auto")
     assert len(conversions) == 2, "another version may compute it"
+
+
+async def test_expanded_queries_that_openvino_computes_otherwise_are_computed_by_torch(tmp_path: Path):
+    """Tokens farther from the query than its window attend to nothing in sliding layers."""
+    folder = retrieval_families.LATE_INTERACTION["pylate_expanding_modernbert"](tmp_path / "model")
+    expected = await ServedModel(folder).compute(TEXTS, TokenEmbed(), input_type="query")
+    served = ServedModel(folder, settings={"backend": "auto", "cache_dir": str(tmp_path / "cache")})
+    assert "by torch (OpenVINO's output differs: cosine 0." in served.runner.describe()
+    ours = await served.compute(TEXTS, TokenEmbed(), input_type="query")
+    assert max(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True)) < 1e-5
+    for dtype in ("float32", "int8"):
+        with pytest.raises(ModelLoadError, match="OpenVINO's output differs"):
+            described(folder, "", dtype=dtype)
+
+
+def test_a_late_interaction_model_is_compared_on_queries_and_documents_short_and_long(tmp_path: Path):
+    folder = open_model_folder(str(retrieval_families.pylate_bert(tmp_path / "model")), ModelConfig())
+    expanded, query, short, document = extreme_prompts(folder, 1024)
+    lengths = [len(prompt.token_ids) for prompt in (expanded, query, short, document)]
+    assert lengths == [QUERY_LENGTH, QUERY_LENGTH, lengths[2], DOCUMENT_LENGTH]
+    assert expanded.attended == lengths[2] < QUERY_LENGTH
+    assert (query.attended, document.attended) == (None, None)
+
+
+def test_a_reranker_is_compared_on_pairs_short_and_long(tmp_path: Path):
+    path = classifier_families.write_classifier(tmp_path / "model", "bert", num_labels=1)
+    short, long = extreme_prompts(open_model_folder(str(path), ModelConfig()), 1024)
+    assert short.type_ids is not None
+    assert long.type_ids is not None
+    assert len(short.token_ids) < len(long.token_ids) == MAX_LENGTH
 
 
 # -- batches at a time ----------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_what_is_assumed_is_said_with_what_others_would_assume(family: str, vllm
     ("name", "said"),
     [
         ("BertForMaskedLM", "--no-normalize. For SPLADE: --task sparse_embed."),
-        ("Qwen3ForCausalLM", "--no-normalize. For a reranker: --task score."),
+        ("Qwen3ForCausalLM", "If it is, set --task embed to score by its vectors."),
         ("BertModel", "or --no-normalize."),
     ],
 )

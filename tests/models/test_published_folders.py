@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch import nn
 
-from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder
+from tests.models.classifier_families import PAIRS, PROMPTS, cross_encoder, reranker_tokenizer
 from tests.models.model_families import (
     AUTO_MAP,
     NEW,
@@ -21,13 +22,16 @@ from tests.models.model_families import (
     edit_json,
     edit_weights,
     largest_difference,
+    legacy_pooling,
     linear_rope,
     llama_tokenizer,
     pooling,
+    qwen3_tokenizer,
     reference,
     refuse,
     write_family,
     write_model,
+    write_modules,
     xlm_roberta_tokenizer,
 )
 from tests.models.retrieval_families import relative_difference
@@ -35,7 +39,9 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.native_configs import NATIVE, native_config
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
+from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.types import Classify, SparseEmbed
 
 Record = Callable[..., None]
@@ -185,3 +191,81 @@ def test_a_family_whose_states_exceed_float16_is_refused_in_it(tmp_path: Path):
     params = LoadingParams(device=torch.device("cpu"), dtype=torch.float16, pad_token_id=0, max_tokens=8)
     with pytest.raises(ModelLoadError, match="--dtype float16: states of gemma3_text exceed its range; use bfloat16"):
         load_checkpoint(folder, params)
+
+
+def last_states(path: Path, inputs: list[list[int]]) -> list[np.ndarray]:
+    """The unit vectors of the last tokens' states without a causal mask, each text alone."""
+    config = transformers.AutoConfig.from_pretrained(path)
+    config.is_causal = False
+    model = transformers.AutoModel.from_pretrained(path, config=config).eval()
+    with torch.inference_mode():
+        states = [model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1] for ids in inputs]
+    return [nn.functional.normalize(state, dim=0).numpy() for state in states]
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Mistral", "Llama"])
+async def test_a_decoder_that_says_it_is_bidirectional_is(name: str, backend: str, tmp_path: Path):
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+    path = write_model(tmp_path / "model", f"{name}Model", qwen3_tokenizer())
+    write_modules(path, [pooling("lasttoken"), UNIT_LENGTH])
+    causal = reference(path).encode(list(TEXTS))
+    change_config(path, use_bidirectional_attention=True)
+    expected = last_states(
+        path, transformers.AutoTokenizer.from_pretrained(path)(list(TEXTS), truncation=True).input_ids
+    )
+    assert largest_difference(causal, expected) > 0.01, "agreement would prove nothing"
+    ours = ServedModel(path, settings={"backend": backend, "cache_dir": ""})
+    for together in (True, False):
+        assert largest_difference(await ours.embed(TEXTS, together=together), expected) < 1e-5
+
+
+def test_gemma_reads_its_own_key(tmp_path: Path):
+    folder = read_model_folder(write_family(tmp_path / "gemma3", "gemma3"))
+    assert folder.transformer_config["use_bidirectional_attention"] is True
+    assert folder.native_config is None
+
+
+GTE_QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"},
+}
+
+
+@pytest.mark.parametrize("config", [{}, {"is_causal": False}])
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("ends", [False, True])
+async def test_gte_qwen_ends_texts_and_has_no_causal_mask(
+    config: dict[str, Any], backend: str, tmp_path: Path, record_agreement: Record, *, ends: bool
+):
+    """As https://huggingface.co/Alibaba-NLP/gte-Qwen2-1.5B-instruct computes it by its own code.
+
+    ``ends``: a newer tokenizer.json that adds the token itself.
+    """
+    if backend == "openvino":
+        pytest.importorskip("openvino")
+    tokenizer = qwen3_tokenizer() if ends else reranker_tokenizer()
+    path = write_model(tmp_path / "model", "Qwen2ForCausalLM", tokenizer)
+    write_modules(path, [legacy_pooling("lasttoken"), UNIT_LENGTH])
+    change_config(path, **GTE_QWEN, **config)
+    longest = tokenizer.model_max_length - 1
+    ids = tokenizer(list(TEXTS), add_special_tokens=False, truncation=True, max_length=longest).input_ids
+    expected = last_states(path, [[*row, tokenizer.convert_tokens_to_ids("<|endoftext|>")] for row in ids])
+    ours = ServedModel(path, settings={"backend": backend, "cache_dir": ""})
+    found = [await ours.embed(TEXTS, together=together) for together in (True, False)]
+    difference = max(largest_difference(each, expected) for each in found)
+    assert difference < 1e-5
+    record_agreement("gte-qwen2", "embed", "formula of the model card", difference)
+    assert ours.folder.spec.tasks == {"embed", "token_embed", "score"}
+
+
+def test_a_cached_tokenizer_ends_texts_too(tmp_path: Path):
+    path = write_model(tmp_path / "model", "Qwen2ForCausalLM", reranker_tokenizer())
+    cache = ModelCache(tmp_path / "cache")
+    before = load_tokenizer(read_model_folder(path), cache=cache)
+    change_config(path, **GTE_QWEN)
+    folder = read_model_folder(path)
+    for _ in range(2):
+        tokenizer = load_tokenizer(folder, cache=cache)
+        assert tokenizer.special_tokens == before.special_tokens + 1

@@ -1,10 +1,13 @@
 """Files of a model's folder that cannot be read, or would be misread, are refused by name."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.model_folders import BARE, POOLING, TRANSFORMER, modules_json, write_files
 from trio_pool_serve.config import ModelConfig
@@ -34,6 +37,12 @@ def models(name: str) -> tuple[str, str]:
     return f"sentence_transformers.models.{name}", "1"
 
 
+ROUTES_OF_DENSE = {
+    "types": {"query_0": "sentence_transformers.models.Dense", "doc_0": "sentence_transformers.models.Dense"},
+    "structure": {"query": ["query_0"], "doc": ["doc_0"]},
+}
+"""Of an Asym of Dense modules behind a transformer that both routes share."""
+
 UNREADABLE = [
     *(
         ({name: text}, f"{name} {said}")
@@ -43,6 +52,25 @@ UNREADABLE = [
     *(
         ({MODULES: text}, r"modules\.json cannot be read")
         for text in ("{", "3", '[{"type": "sentence_transformers.models.Transformer"}]', '["x"]')
+    ),
+    *(({name: "[" * 200_000}, rf"{name} cannot be read: .*recursion") for name in (CONFIG, OWN, MODULES)),
+    *(
+        ({CONFIG: BARE | config}, rf"{name} is \d+ in config\.json; its weights allow {most}\.")
+        for config, name, most in (
+            ({"num_hidden_layers": 10**7}, "num_hidden_layers", 1000),
+            ({"text_config": {"n_layer": 1001}}, "n_layer", 1000),
+            ({"vision_config": {"depths": [2, 10**9]}}, "depths", 1000),
+            ({"num_local_experts": 10**12}, "num_local_experts", 1000),
+            ({"num_labels": 10**9}, "num_labels", 2**20),
+        )
+    ),
+    ({MODULES: modules_json(TRANSFORMER, *[POOLING] * 20_000)}, r"modules\.json has 20001 modules; the limit is 100"),
+    (
+        {
+            MODULES: modules_json(("sentence_transformers.models.Router", "")),
+            "router_config.json": {"types": {}, "structure": {"query": ["x"] * 20_000}},
+        },
+        "has 20000 modules; the limit is 100",
     ),
     ({MODULES: []}, "does not begin with a Transformer module"),
     ({MODULES: modules_json(POOLING)}, "does not begin with a Transformer module"),
@@ -116,6 +144,13 @@ KEYS = [
                 for name in ("CNN", "WordWeights", "WeightedLayerPooling", "Pooling", "Telepathy")
             ),
         )
+    ),
+    *(
+        (
+            behind(POOLING, models(name)) | {f"1/{file}": ROUTES_OF_DENSE},
+            r"requires Router, .* The routes of the Router or Asym are query: Dense; doc: Dense; accepted: Transformer",
+        )
+        for name, file in (("Asym", "config.json"), ("Router", "router_config.json"))
     ),
     *(
         ({MODULES: modules_json(models(name), POOLING)}, f"does not begin with a Transformer module, but with {name}")
@@ -229,11 +264,19 @@ CLASSIFIERS = [
     (saved_from("BertModel"), r"--task classify: .* support only embed, score, token_embed", {"task": "classify"}),
     *(
         (
-            saved_from("GemmaForCausalLM") | vocabulary({k: v for k, v in WORDS.items() if k != word}),
+            saved_from("Qwen3ForCausalLM") | vocabulary({k: v for k, v in WORDS.items() if k != word}),
             "vocabulary has no ",
             {"task": "score"},
         )
         for word in WORDS
+    ),
+    *(
+        (
+            saved_from(name) | vocabulary(WORDS),
+            rf"score: the prompt of a {name} is not known.* not mxbai-rerank-v2, bge-reranker-v2-gemma or monoT5",
+            {"task": "score"},
+        )
+        for name in ("Qwen2ForCausalLM", "GemmaForCausalLM", "T5ForConditionalGeneration", "GPT2LMHeadModel")
     ),
     *(
         (cross_encoder("text-generation", *modules, config=config), said)
@@ -483,6 +526,19 @@ def test_files_that_cannot_be_read_or_would_be_misread_are_refused_by_name(row: 
         read_model_folder(tmp_path / "model", ModelConfig(**(settings[0] if settings else {})))
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_model_may_have_as_many_layers_as_its_weights_are_tensors(is_split: bool, tmp_path: Path):
+    names = [f"layer.{number}" for number in range(1200)]
+    write_files(
+        tmp_path, {CONFIG: BARE | {"num_hidden_layers": 1200}, "tokenizer_config.json": {"model_max_length": 9}}
+    )
+    if is_split:
+        write_files(tmp_path, {"model.safetensors.index.json": {"weight_map": dict.fromkeys(names, "part")}})
+    else:
+        save_file(dict.fromkeys(names, np.zeros(1)), tmp_path / "model.safetensors")
+    assert read_model_folder(tmp_path).transformer_config["num_hidden_layers"] == 1200
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -509,6 +565,15 @@ def test_a_path_without_a_model_is_an_error(tmp_path: Path):
         (tmp_path, r"holds no config\.json: it is not a transformers model"),
     ):
         with pytest.raises(ModelLoadError, match=said):
+            read_model_folder(path)
+
+
+def test_a_path_that_is_not_utf_8_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    write_files(folder, {CONFIG: BARE})
+    monkeypatch.chdir(folder)
+    for path in (folder, Path()):
+        with pytest.raises(ModelLoadError, match=r"m\\udcff' is not UTF-8\.$"):
             read_model_folder(path)
 
 

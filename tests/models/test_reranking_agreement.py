@@ -23,7 +23,9 @@ from tests.models.classifier_families import (
     reranker_tokenizer,
 )
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, write_model
-from trio_pool_serve.models.generative_reranker import RerankerTemplate
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.folder import read_model_folder
+from trio_pool_serve.models.generative_reranker import JUDGE, RerankerTemplate
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.types import Classify, TokenClassify
 
@@ -160,22 +162,47 @@ def by_the_model_card(path: Path, pairs: Sequence[tuple[str, str]], instruction:
 QUESTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-@sampled("name", LANGUAGE_MODELS, keep=LANGUAGE_MODELS[:2])
+CARD = f"""---
+library_name: transformers
+pipeline_tag: text-ranking
+---
+prefix = "<|im_start|>system\\n{JUDGE} Note that the answer can only be \\"yes\\" or \\"no\\".<|im_end|>"
+"""
+"""The lines of Qwen3-Reranker's README.md by which it is recognised."""
+
+
+@pytest.mark.parametrize("settings", [{"task": "score"}, {}], ids=["flag", "card"])
 @pytest.mark.parametrize("tied", [True, False])
 @sampled("max_length", [LONG, 320], keep=[320])
 async def test_a_language_model_asked_for_yes_or_no_agrees(
-    name: str, max_length: int, tmp_path: Path, record_agreement: Callable[..., None], *, tied: bool
+    settings: dict[str, Any], max_length: int, tmp_path: Path, record_agreement: Callable[..., None], *, tied: bool
 ):
-    path = write_reranker(tmp_path / "model", name, PLAIN_CHAT, tie_word_embeddings=tied)
+    path = write_reranker(tmp_path / "model", template=PLAIN_CHAT, tie_word_embeddings=tied)
+    if not settings:
+        (path / "README.md").write_text(CARD)
     edit_json(path / "tokenizer_config.json", lambda config: config.update(model_max_length=max_length))
     expected = by_the_model_card(path, PAIRS, QUESTION, max_length)
-    found = await difference(path, PROMPTS, expected, task="score")
+    found = await difference(path, PROMPTS, expected, **settings)
     assert found < TOLERANCE
-    record_agreement(f"{family_of(name)} asked for yes or no", "score", "formula of the model card", found)
+    record_agreement("qwen3 asked for yes or no", "score", "formula of the model card", found)
     assert max_length < LONG or len(set(np.round(expected, 5))) > len(PAIRS) // 2, "agreement would prove nothing"
     other = by_the_model_card(path, PAIRS, "Find the same", max_length)
     rendering = {"instruction": "Find the same"}
-    assert await difference(path, PROMPTS, other, task="score", rendering=rendering) < TOLERANCE
+    assert await difference(path, PROMPTS, other, **settings, rendering=rendering) < TOLERANCE
+
+
+def test_a_recognised_card_is_said_and_a_name_is_not_enough(tmp_path: Path):
+    path = write_reranker(tmp_path / "Qwen3-Reranker-0.6B", template=PLAIN_CHAT)
+    spec = read_model_folder(path).spec
+    assert spec.tasks == {"embed", "token_embed"}
+    assert spec.no_score.endswith(
+        "set --task embed to score by its vectors. If it is Qwen3-Reranker, set --task score."
+    )
+    (path / "README.md").write_text(CARD)
+    assert read_model_folder(path).spec.assumption.startswith("README.md is Qwen3-Reranker's model card: pairs are ")
+    assert read_model_folder(path, ModelConfig(task="score")).spec.assumption == ""
+    (path / "README.md").write_bytes(b"\xff" + CARD.encode())
+    assert read_model_folder(path).spec.tasks == {"embed", "token_embed"}
 
 
 # -- steps ------------------------------------------------------------------------------------------------

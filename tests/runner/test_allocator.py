@@ -11,6 +11,8 @@ import pytest
 
 from trio_pool_serve.processes.allocator import (
     MALLOC_VARIABLES,
+    MMAP_THRESHOLD_BYTES,
+    allocated_bytes,
     prepare_for_loading,
     retain_freed_memory,
     return_freed_memory,
@@ -107,3 +109,12 @@ def test_what_the_environment_settled_stays(monkeypatch: pytest.MonkeyPatch):
             prepare_for_loading()
             return_freed_memory()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+
+
+def test_what_is_allocated_counts_although_freed_memory_is_used_again():
+    before = allocated_bytes()
+    kept = [bytearray(2**20) for _ in range(8)]
+    kept.append(bytearray(2 * MMAP_THRESHOLD_BYTES))  # mapped apart from the heaps
+    assert allocated_bytes() - before == pytest.approx(sum(map(len, kept)), rel=0.1)
+    kept.clear()
+    assert allocated_bytes() - before < 2**20

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from tests.models.classifier_families import write_classifier
-from tests.models.lora_adapters import registered, vectors_by_peft, write_lora
+from tests.models.lora_adapters import of_the_first_layer, registered, vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, shuffled, write_family
 from trio_pool_serve.errors import AdapterError
 from trio_pool_serve.runner.cpu_features import has_native_bfloat16
@@ -52,6 +53,8 @@ async def test_rows_of_each_adapter_are_those_of_peft(tmp_path: Path, record_agr
     prompts = await ours.requests(TEXTS)
     expected = [vectors_by_peft(base, adapter, TEXTS) for adapter in adapters]
     assert largest_difference(expected[0], expected[1]) > 0.01
+    in_float32 = [vectors_by_peft(base, adapter, TEXTS, torch.float32) for adapter in adapters]
+    rounding = max(map(largest_difference, in_float32, expected))  # 1.4e-5 with some adapters and processors
     difference = 0.0
     for adapter, vectors in [*zip(adapters, expected, strict=True)] * 2:
         rows = [replace(prompt, adapter=adapter) for prompt in prompts]
@@ -63,7 +66,7 @@ async def test_rows_of_each_adapter_are_those_of_peft(tmp_path: Path, record_agr
             largest_difference(alone, vectors),
             largest_difference(together, [vectors[index] for index in order]),
         )
-    assert difference <= 1e-5
+    assert difference <= max(1e-5, 3 * rounding), "as exact as PEFT"
     assert len(ours.runner.adapters._programs.values()) == 1, "ranks may differ in one program"
     record_agreement(f"{name}, adapter by request, OpenVINO", "embed", "PEFT", difference)
 
@@ -166,6 +169,10 @@ def of_a_norm(folder: Path, base: Path) -> Adapter:
     [
         (of_a_wider_model, r"is for another model: its .*query is \(32, 40\), the model's \(32, 32\)"),
         (of_another_family, r"changes layers.0.attn.Wqkv, layers.1.attn.Wqkv, which OpenVINO's graph .* does not have"),
+        (
+            of_the_first_layer,
+            r"lacks updates for .*: encoder\.layer\.1\.attention\.self\.query\. .*layers_to_transform",
+        ),
         (of_a_norm, "changes embeddings.LayerNorm, which .* --backend torch"),
     ],
 )

@@ -1,5 +1,6 @@
 """Recognising a model's folder: its kind, what its files declare, and its maximum length."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,14 @@ from trio_pool_serve.models.files.chat_template import (
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
 from trio_pool_serve.models.files.known_keys import require
-from trio_pool_serve.models.files.native_configs import modules_in_place, native_config, native_of
+from trio_pool_serve.models.files.model_digest import file_states
+from trio_pool_serve.models.files.native_configs import (
+    end_token_of,
+    modules_in_place,
+    native_config,
+    native_of,
+    without_causal_mask,
+)
 from trio_pool_serve.models.files.quantized_files import read_quantization
 from trio_pool_serve.models.files.task_adapters import PROMPTS, read_task_adapters
 from trio_pool_serve.models.loading.architectures import require_supported_type
@@ -44,7 +52,9 @@ def locate_model(location: str, config: ModelConfig = DEFAULT_MODEL_CONFIG, *, o
     For a LoRA adapter it is a folder with the files of the adapter and of its base. Blocks, with progress bars.
     Raises ``ModelLoadError``.
     """
-    path = locate_folder(location, config.revision, only_local=only_local)
+    names = f"{config.served_model_name},{location}"
+    hint = "" if config.served_model_name is None or "/" in location else f". If it is another name, write {names}"
+    path = locate_folder(location, config.revision, only_local=only_local, hint=hint)
     if not path.name or path.name == "..":  # a joined folder has the adapter's name
         path = path.resolve()
     is_adapter, has_weights = (path / ADAPTER_CONFIG).exists(), has_torch_weights(path)
@@ -78,10 +88,15 @@ def _locate_base(adapter: Path, given: str | None, *, only_local: bool) -> Path:
         raise ModelLoadError(f"The base of the adapter {adapter} was not found; set --adapter-base. {error}") from error
 
 
-def locate_folder(model: str, revision: str | None = None, *, only_local: bool = False) -> Path:
-    """Return the local folder of a model or an adapter, as ``locate_model``, but alone and as it is."""
-    path = Path(model).expanduser()
+def locate_folder(model: str, revision: str | None = None, *, only_local: bool = False, hint: str = "") -> Path:
+    """Return the local folder of a model or an adapter, as ``locate_model``, but alone and as it is.
+
+    An error about the hub ends with ``hint``.
+    """
+    path = Path(os.path.expanduser(model))  # noqa: PTH111  (``Path.expanduser`` raises for unknown users)
+    require(not path.is_file(), f"{path} is a file; a model is the folder that contains its files: {path.parent}.")
     if path.is_dir():
+        require(os.access(path, os.R_OK | os.X_OK, effective_ids=True), f"{path} cannot be read: Permission denied.")
         return path
     # Imported here: a local folder does not need it.
     from huggingface_hub import snapshot_download
@@ -98,12 +113,14 @@ def locate_folder(model: str, revision: str | None = None, *, only_local: bool =
             tqdm_class=download_bar(step),
         )
     except HFValidationError as error:
-        raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model.") from error
+        raise ModelLoadError(f"{model} is neither a folder nor the id of a hub model{hint}.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error)
         if isinstance(error, LocalEntryNotFoundError):  # the lines after the first advise on code
             reason = reason.partition("\n")[0].removeprefix("Got: ")
-        raise ModelLoadError(f"{model} is not a folder, and cannot be downloaded from the hub: {reason}") from error
+        raise ModelLoadError(
+            f"{model} is not a folder, and cannot be downloaded from the hub: {reason}{hint}"
+        ) from error
     report_step("")
     return Path(folder)
 
@@ -136,7 +153,8 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     with ``config``.
     """
     try:
-        folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config)
+        states = file_states(path)
+        folder = _folder_of(read_folder_files(path, given_chat_template(config.chat_template)), config, states)
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise ModelLoadError(f"A file in {path} contains a value of an unexpected type: {error!r}") from error
     is_one = not (folder.routes or folder.spec.reads_tokenizer_file)
@@ -144,15 +162,17 @@ def read_model_folder(path: Path, config: ModelConfig = DEFAULT_MODEL_CONFIG) ->
     return folder
 
 
-def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
+def _folder_of(files: FolderFiles, config: ModelConfig, states: Mapping[str, object]) -> AnyModelFolder:
     is_replaced = bool(modules_in_place(files.config, ()))
     runs_code = config.trust_remote_code and "auto_map" in files.config and not is_replaced
-    place = str(files.transformer_path / "config.json")
-    native = None if runs_code else native_of(place, files.config)
+    place, published = str(files.transformer_path / "config.json"), files.config
+    native = None if runs_code else native_of(place, published)
     if native is not None:
-        files = evolve(files, config=native_config(native, place, files.config), native=native)
+        files = evolve(files, config=native_config(native, place, published), native=native)
         if files.is_saved_from("ForSequenceClassification") and not names_both_texts(read_chat_template(files)):
             files = evolve(files, chat_template=files.chat_template or native.pair_template)
+    elif not runs_code:
+        files = evolve(files, config=without_causal_mask(published))
     if is_replaced:  # the published code reads no other length
         files = evolve(files, module_config={"max_seq_length": files.config.get("max_position_embeddings")})
     kind, spec = recognise(files, config)
@@ -167,7 +187,7 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
     of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
     of_card = {} if files.prompts else of_tasks if native is None else native.prompts
     prompts = {**of_card, **files.prompts, **spec.extra_prompts}
-    routes = tuple(_folder_of(each, config) for each in spec.route_files)
+    routes = tuple(_folder_of(each, config, states) for each in spec.route_files)
     try:
         lengths = [each.max_model_len for each in routes] or [_max_model_len(files, config.max_model_len, spec)]
     except ModelLoadError:
@@ -177,12 +197,14 @@ def _folder_of(files: FolderFiles, config: ModelConfig) -> AnyModelFolder:
         raise
     return ModelFolder(
         path=files.path,
+        file_states=states,
         routes=routes,
         transformer_path=files.transformer_path,
         transformer_config=files.text_config,
         kind=kind,
         spec=spec,
-        native_config=None if native is None else files.config,
+        native_config=None if files.config is published else files.config,
+        end_token=None if runs_code else end_token_of(published),
         max_model_len=min(lengths),
         quantization=read_quantization(place, files.config),
         lower_case=bool(files.module_config.get("do_lower_case")),

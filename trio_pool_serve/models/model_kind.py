@@ -68,6 +68,8 @@ class ModelSpec:
     """Of a model with several routes, the files of each, by number."""
     route_numbers: Mapping[InputType | None, int] = Factory(dict)
     """The number of the route of texts of an input type, for those that have one."""
+    no_score: str = ""
+    """Why ``score`` is not among its tasks although others of its kind have it; for the error."""
     assumption: str = ""
     """A warning about settings that the files do not declare and the server assumes; empty if there are none."""
 
@@ -174,11 +176,15 @@ class ModelFolder(Generic[Spec]):
     """A local folder with a model, and what its files declare."""
 
     path: Path
+    file_states: Mapping[str, object] = Factory(dict)
+    """Its files as they were before any of them was read."""
     transformer_path: Path
     transformer_config: Mapping[str, Any]
     """``config.json`` of the transformer, or its text part where it has several."""
     native_config: Mapping[str, Any] | None = None
     """``config.json`` with the names of transformers' class, if the file has others."""
+    end_token: str | None = None
+    """A token after every text that tokenizer.json may lack."""
     quantization: Quantization | None = None
     """How the checkpoint's weights are quantised; ``None`` if they are not."""
     kind: "ModelKind[Spec]"

@@ -50,7 +50,7 @@ def read_token_pooling(module: ModuleFiles) -> TokenPooling:
     factor, protected = config.get("pool_factor", 1.0), config.get("num_protected_tokens", 1)
     normalizes = config.get("normalize_embeddings", False)
     accepted = {
-        "pool_factor": (is_number(factor) and factor >= 1 and math.isfinite(factor), "a number of at least 1"),
+        "pool_factor": (type(factor) in (int, float) and 1 <= factor < math.inf, "a number of at least 1"),
         "num_protected_tokens": (type(protected) is int and protected >= 0, "an integer of at least 0"),
         "normalize_embeddings": (isinstance(normalizes, bool), "true or false"),
         "tasks": (isinstance(tasks, list) and all(task in known for task in tasks), f"a list of {' and '.join(known)}"),
@@ -58,11 +58,6 @@ def read_token_pooling(module: ModuleFiles) -> TokenPooling:
     for key, (is_accepted, what) in accepted.items():
         require(is_accepted, f"{module.path / 'config.json'}: {key} is {config.get(key)!r}; it must be {what}.")
     return TokenPooling(factor=factor, protected_tokens=protected, normalizes=normalizes, input_types=frozenset(tasks))
-
-
-def is_number(value: object) -> bool:
-    """Return whether a JSON value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def pool_rows(vectors: Vectors, pooling: TokenPooling) -> Vectors:

@@ -1,8 +1,9 @@
 """LoRA adapters in the memory of a runner: read when a row first names them, and dropped when others need the room."""
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -60,6 +61,10 @@ class AdapterWeights(Protocol):
         """Whole weights by name."""
 
     @property
+    def target_modules(self) -> tuple[str, ...]:
+        """Names, or their ends after a dot, of all modules that it updates; empty if its config restricts them."""
+
+    @property
     def digest(self) -> str:
         """The digest of its files."""
 
@@ -70,6 +75,29 @@ class Sized(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
+
+
+IN_A_LAYER = re.compile(r"\.\d+\.")
+"""Part of the names of modules in layers. Poolers and heads are left out: a model may have others than its base."""
+
+SHOWN = 5
+"""Names in an error."""
+
+
+def require_all_layers(adapter: AdapterWeights, unchanged: Iterable[str], folder: str) -> None:
+    """Raise ``AdapterError`` if an adapter leaves a layer's module unchanged that its config names."""
+    ends = tuple(f".{name}" for name in adapter.target_modules)
+    missing = sorted(name for name in unchanged if IN_A_LAYER.search(name) and f".{name}".endswith(ends))
+    if missing:
+        raise AdapterError(
+            f"{folder} lacks updates for modules that its target_modules name: {shown(missing)}. If it was trained for "
+            "some layers only, its config must name them in layers_to_transform."
+        )
+
+
+def shown(names: Collection[str]) -> str:
+    """Return the first names of weights, and how many there are more."""
+    return ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 T = TypeVar("T")

@@ -20,9 +20,12 @@ from torch.nn.functional import embedding, linear
 from transformers.pytorch_utils import Conv1D
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, Array, Update
+from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, Array, Update, require_all_layers
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.types import Adapter
+
+LAYERS = nn.Linear | nn.Embedding | Conv1D
+"""Classes of modules that adapters update."""
 
 
 @frozen(eq=False)
@@ -121,6 +124,9 @@ class Adapters:
         modules = _Modules(self.modules, f"{self.prefix}.", folder)
         found = [(modules[name], modules.change(name, update)) for name, update in weights.updates.items()]
         found += modules.replaced(weights.weights).items()
+        changed = {modules[name] for name in (*weights.updates, *(name.rpartition(".")[0] for name in weights.weights))}
+        unchanged = [name for name, each in self.modules.items() if isinstance(each, LAYERS) and each not in changed]
+        require_all_layers(weights, unchanged, folder)
         changes = dict(found)
         if len(changes) < len(found):
             raise ModelLoadError(
@@ -164,7 +170,7 @@ class _Modules:
         """Return the change of a module."""
         module: Any = self[name]
         is_embedding = isinstance(module, nn.Embedding)
-        if is_embedding != update.is_embedding or not isinstance(module, nn.Linear | nn.Embedding | Conv1D):
+        if is_embedding != update.is_embedding or not isinstance(module, LAYERS):
             raise ModelLoadError(f"{self.folder} changes {name}, which is of the class {type(module).__name__} here.")
         shape = tuple(module.weight.shape) if isinstance(module, nn.Linear) else tuple(module.weight.shape)[::-1]
         if (wanted := (len(update.up), update.down.shape[1])) != shape:

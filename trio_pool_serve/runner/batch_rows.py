@@ -1,6 +1,6 @@
 """The rows of a batch in NumPy: padded ids, and the weights by which a converted model's graph selects states."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -17,6 +17,18 @@ Weights = npt.NDArray[np.float32]
 RowState: TypeAlias = Literal["first", "last_attended", "whole_mean"]
 """The state of a row that a classifier reads: its first token's (or the logits of a model with its own head), its last
 attended token's, or the mean of all."""
+
+
+ONE_LENGTH = "in batches of one length, as the model does not mask padding"
+"""Words for the log."""
+
+
+def of_one_length(requests: Sequence[PoolingRequest], rows: Iterable[int]) -> list[list[int]]:
+    """Return the indices of rows in groups of one length: padding would change the outputs of some models."""
+    groups: dict[int, list[int]] = {}
+    for row in rows:
+        groups.setdefault(requests[row].tokens, []).append(row)
+    return list(groups.values())
 
 
 @frozen(eq=False)

@@ -25,10 +25,12 @@ class RunnerDescription:
     computation: tuple[str, ...]
     """How batches are computed and why so, in words."""
     fingerprint: str
+    why_float32: str = ""
+    """Why it is loaded in float32 where ``auto`` would be another dtype; empty if it is not."""
 
     def __str__(self) -> str:
-        native = "" if self.dtype == "bfloat16" else "no "
-        chosen = f" (auto: {native}native bfloat16)" if self.requested_dtype == "auto" else ""
+        reason = "native bfloat16" if self.dtype == "bfloat16" else self.why_float32 or "no native bfloat16"
+        chosen = f" (auto: {reason})" if self.requested_dtype == "auto" else ""
         dimensions = f", {self.dimensions} dimensions" if self.dimensions else ""
         return (
             f"{self.model_type}, {self.parameters / 1e6:.1f} M parameters, {self.dtype} on {self.device}{chosen}, "

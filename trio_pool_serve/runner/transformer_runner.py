@@ -12,11 +12,12 @@ from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
 from trio_pool_serve.runner.applied_adapters import Adapters
+from trio_pool_serve.runner.batch_rows import of_one_length
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
-from trio_pool_serve.runner.probe import accepts_embeds
+from trio_pool_serve.runner.probe import accepts_embeds, masks_padding, states_of
 from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.runner.torch_device import release_caches, use_device
@@ -39,7 +40,8 @@ from trio_pool_serve.types import (
 PROBED = (Embed, TokenEmbed, SparseEmbed, Classify, TokenClassify)
 """Params whose heads are tried with rows that are made up."""
 
-PROBE_TOKENS = 8
+PROBE_TOKENS, PADDED_TOKENS = 8, 5
+"""Tokens of the longer and the shorter row. CANINE computes no row of fewer than four."""
 
 PROBE_TOLERANCE = 1e-3
 """Relative; the probe's embeddings pass through float32 on the host, which is exact."""
@@ -69,6 +71,8 @@ class TransformerRunner:
     compute: Compute = Factory(lambda self: self.loaded.backbone, takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
     pads: bool = True
+    masks_padding: bool = True
+    """Otherwise only rows of one length are computed together."""
     dimensions: int = field(default=0, init=False)
     embeds_width: int = field(default=0, init=False)
     probe_request: PoolingRequest | None = field(default=None, init=False)
@@ -77,6 +81,8 @@ class TransformerRunner:
     capture: Callable[[int], str] | None = None
     """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
     description: RunnerDescription | None = field(default=None, init=False)
+    why_float32: str = field(default="", init=False)
+    """Why float32 computes it where ``--dtype auto`` would choose another dtype; empty if it does not."""
     adapters: Adapters | None = field(default=None, init=False)
     """``None``: rows with adapters are refused."""
 
@@ -113,19 +119,16 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Try the heads; set ``embeds_width``, too, if rows of token embeddings give the same output as their ids."""
+        """Try the heads, and whether the model masks padding and accepts token embeddings."""
         self.try_heads()
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.params.pad_token_id], dtype=np.int32)
-        if self.loaded.backbone.embeds_width and accepts_embeds(
-            self.loaded.backbone,
-            self.loaded.backbone,
-            (ids, ids[: len(ids) // 2]),
-            PROBE_TOLERANCE,
-            pad_token_id=self.params.pad_token_id,
-            device=self.params.device,
-        ):
-            self.embeds_width = self.loaded.backbone.embeds_width
+        rows, backbone = (ids, ids[:PADDED_TOKENS]), self.loaded.backbone
+        how: dict[str, Any] = {"pad_token_id": self.params.pad_token_id, "device": self.params.device}
+        states = states_of(backbone, [*map(RenderedPrompt, rows)], **how)
+        self.masks_padding = masks_padding(backbone, rows, states, **how)
+        if backbone.embeds_width and accepts_embeds(backbone, backbone, rows, states, PROBE_TOLERANCE, **how):
+            self.embeds_width = backbone.embeds_width
 
     @torch.inference_mode()
     def try_heads(self) -> None:
@@ -205,14 +208,15 @@ class TransformerRunner:
     def _compute(self, batch: Batch) -> list[HeadOutput]:
         """Return the heads' outputs, on the device. Rows that only look up weights of tokens have no forward pass."""
         forward = ForwardPass(batch.requests, self.params.pad_token_id, self.params.device)
-        rows = range(len(batch.requests))
-        if SparseLookup not in _kinds_of(batch.requests):
-            return self._apply_heads(evolve(forward, states=self.compute(forward)), rows)
-        lookups = [row for row in rows if _kinds_of([batch.requests[row]]) == {SparseLookup}]
-        outputs = self._apply_heads(forward.select(lookups), lookups) if lookups else []
-        if forwarded := sorted(set(rows) - set(lookups)):
-            some = forward.select(forwarded)
-            outputs += self._apply_heads(evolve(some, states=self.compute(some)), forwarded)
+        rows: Sequence[int] = range(len(batch.requests))
+        outputs: list[HeadOutput] = []
+        if SparseLookup in _kinds_of(batch.requests):
+            lookups = [row for row in rows if _kinds_of([batch.requests[row]]) == {SparseLookup}]
+            outputs += self._apply_heads(forward.select(lookups), lookups) if lookups else []
+            rows = sorted(set(rows) - set(lookups))
+        for together in [rows] if self.masks_padding and rows else of_one_length(batch.requests, rows):
+            some = forward.select(together)
+            outputs += self._apply_heads(evolve(some, states=self.compute(some)), together)
         return outputs
 
     def _apply_heads(self, forward: ForwardPass, rows: Sequence[int]) -> list[HeadOutput]:

@@ -18,6 +18,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.pooled_modules import LAYERS, ignores_layers, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, Similarity, pooling_modes
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
+from trio_pool_serve.types import PoolingTask
 
 if TYPE_CHECKING:
     from trio_pool_serve.runner.openvino.exported_graph import BuiltHeads
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 class Embedding(ModelSpec):
     """One vector per text."""
 
-    tasks = frozenset({"embed", "token_embed", "score"})
     scoring = "vectors"
     supports_prompt_embeds = True
     pools_token_states = True
+
+    @property
+    def tasks(self) -> frozenset[PoolingTask]:
+        """The tasks of vectors; ``score`` only if they are made to be compared."""
+        return frozenset({"embed", "token_embed"} if self.no_score else {"embed", "token_embed", "score"})
 
     @property
     def normalizes(self) -> bool:
@@ -50,6 +55,7 @@ def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
         similarity=similarity_of(files),
         conversation=read_conversation(files),
         assumption=assumption_of(files, config),
+        no_score=why_not_scored(files, config),
     )
 
 
@@ -139,11 +145,32 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
         f"normalisation, vLLM {vllm} pooling and normalisation, and text-embeddings-inference "
         f"{'CLS pooling and normalisation' if is_bert else 'refuses the model'}. "
         f"To choose, set --pooling and --normalize or --no-normalize.{OTHER_USES.get(name.rpartition('For')[2], '')}"
+        f"{f' {no_score}' if (no_score := why_not_scored(files, config)) else ''}"
     )
 
 
-OTHER_USES = {"MaskedLM": " For SPLADE: --task sparse_embed.", "CausalLM": " For a reranker: --task score."}
+OTHER_USES = {"MaskedLM": " For SPLADE: --task sparse_embed."}
 """What a bare folder may be for instead, by the end of its class's name."""
+
+
+GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Class suffixes of models that generate text. Rerankers are saved from them, too."""
+
+
+def why_not_scored(files: FolderFiles, config: ModelConfig) -> str:
+    """Return why the vectors of a model that generates text are not compared; empty if they are.
+
+    They are if its files or ``--task embed`` say that it is an embedding model: a reranker's would order at random.
+    """
+    is_embedding = files.modules or files.own_pooling or files.config.get("is_causal") is False
+    if is_embedding or config.task == "embed" or not files.is_saved_from(GENERATORS):
+        return ""
+    may_be_reranker = files.config.get("model_type") == "qwen3" and "rerank" in str(files.path).lower()
+    return (
+        f"{files.architectures[0]} generates text, and no modules.json says that it is an embedding model. If it is, "
+        "set --task embed to score by its vectors."
+        f"{' If it is Qwen3-Reranker, set --task score.' if may_be_reranker else ''}"
+    )
 
 
 def similarity_of(files: FolderFiles) -> Similarity:

@@ -24,8 +24,10 @@ ADAPTER = "adapter_to_merge"
 """The adapter's folder in a joined one. Not at its top, where transformers would apply it, with peft."""
 
 OF_ADAPTER = re.compile(r"adapter_(config|model)\..*")
-OF_TOKENIZER = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|chat_template).*")
-VOCABULARY = re.compile(r"tokenizer\.(json|model)|(vocab|spiece|sentencepiece).*")
+OF_TOKENIZER = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens|added_tokens|spiece|spm|sentencepiece|chat_template).*"
+)
+VOCABULARY = re.compile(r"tokenizer\.(json|model)|(vocab|spiece|spm|sentencepiece).*")
 OF_MODULES = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_.+_config\.json")
 TOP = "config_sentence_transformers.json"
 MAX_LABELS = 2**20

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import stat
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
@@ -12,8 +13,9 @@ from typing import Any
 from attrs import Factory, frozen
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require_known
+from trio_pool_serve.models.files.known_keys import require, require_known
 from trio_pool_serve.models.files.native_configs import Native, modules_in_place
+from trio_pool_serve.models.files.tensors import FILE, read_shapes
 
 
 @frozen(kw_only=True)
@@ -88,8 +90,8 @@ class FolderFiles:
         """The transformers classes that the weights were saved from."""
         return tuple(self.config.get("architectures") or ())
 
-    def is_saved_from(self, suffix: str) -> bool:
-        """Return whether the weights were saved from a class with this suffix, such as ``ForCausalLM``."""
+    def is_saved_from(self, suffix: str | tuple[str, ...]) -> bool:
+        """Return whether the weights were saved from a class with this suffix, or one of these: ``ForCausalLM``."""
         return any(name.endswith(suffix) for name in self.architectures)
 
     @property
@@ -164,6 +166,7 @@ DEFAULT_TEXT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "siglip2": {"vocab_size": 32000, "max_position_embeddings": 64, "pad_token_id": 1},
     "colpali": {"vocab_size": 257152, "max_position_embeddings": 8192, "pad_token_id": 0},
     "colqwen2": {"vocab_size": 152064, "max_position_embeddings": 32768},
+    "canine": {"vocab_size": 0x110000},  # hashes of characters, in place of a table
 }
 """Defaults of the text part by model type: the published files leave nearly all of it out."""
 
@@ -187,6 +190,8 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     """Read a folder's files. Raises ``ModelLoadError`` if it holds no model or a file is not JSON."""
     if not path.is_dir():
         raise ModelLoadError(f"{path} is not a folder.")
+    if re.search("[\udc80-\udcff]", whole_path := str(path.resolve())):  # libraries cannot open it
+        raise ModelLoadError(f"The path {whole_path!a} is not UTF-8.")
     require_regular_files(path)
     modules = read_modules(path)
     whole = read_json(path / "config_sentence_transformers.json")
@@ -219,6 +224,7 @@ def _files_of(
             f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base."
         )
     config = read_json(transformer_path / "config.json")
+    _require_counts(transformer_path, config)
     is_static = reader.name == STATIC or config.get("model_type") == "model2vec"
     if not config and not is_static:
         raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
@@ -238,17 +244,44 @@ def _files_of(
     )
 
 
+LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks?|block_sizes|experts|groups)")
+"""Names of numbers in config.json by which transformers makes that many modules, before it reads a weight."""
+
+MAX_LAYERS = 1000
+"""Of a model whose weights are not that many tensors. ALBERT's layers share their weights."""
+
+MAX_LABELS = 2**20
+"""transformers makes a name for each label, whatever the model computes."""
+
+
+def _require_counts(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ``ModelLoadError`` for a number of layers or labels that would take minutes and memory to find wrong."""
+    parts = [config]
+    for part in parts:  # grows
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for name, value in part.items():
+            limit = MAX_LABELS if name == "num_labels" else MAX_LAYERS if LAYERS.fullmatch(name) else None
+            numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) is int]
+            if limit is not None and (most := max(numbers, default=0)) > limit:
+                shards = read_json(folder / f"{FILE}.index.json").get("weight_map")
+                limit = max(limit, len(shards or (read_shapes(folder) if (folder / FILE).exists() else ())))
+                require(most <= limit, f"{folder}: {name} is {most} in config.json; its weights allow {limit}.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file, ``{}`` if there is no such file. Raises ``ModelLoadError``."""
     try:
         document = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise ModelLoadError(f"{path} is not a JSON object.")
     return document
+
+
+MAX_MODULES = 100
 
 
 def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
@@ -259,8 +292,9 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
         own = modules_in_place(read_json(path / "config.json"), [entry["type"] for entry in entries])
         if own or not listing.is_file():
             return tuple(ModuleFiles(name=name, path=path, config=config) for name, config in own.items())
+        require(len(entries) <= MAX_MODULES, f"{listing} has {len(entries)} modules; the limit is {MAX_MODULES}.")
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
     if not modules or modules[0].name not in (*TRANSFORMERS, STATIC, "Router"):
         found = f", but with {modules[0].name}" if modules else ""
@@ -272,6 +306,8 @@ def read_router(path: Path) -> RouterFiles:
     """Return the routes that a Router's ``router_config.json`` declares."""
     config = read_json(path / "router_config.json") or read_json(path / "config.json")
     try:
+        count = len(config["types"]) + sum(map(len, config["structure"].values()))
+        require(count <= MAX_MODULES, f"The Router of {path} has {count} modules; the limit is {MAX_MODULES}.")
         modules = {name: _module_files(path, dotted, name) for name, dotted in config["types"].items()}
         routes = {route: tuple(modules[name] for name in names) for route, names in config["structure"].items()}
         parameters = config.get("parameters") or {}

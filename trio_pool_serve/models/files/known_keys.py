@@ -1,7 +1,7 @@
 """The keys of a model's files that are honoured, or that do not change what sentence-transformers computes.
 
 Any other key is rejected; docs/model-files.md lists them. From the loaders of sentence-transformers 6.2 and
-transformers 5.23.
+transformers 5.24.
 """
 
 from collections.abc import Mapping

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.storage.file_digests import ModelDigest, file_digests
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 
@@ -54,16 +55,34 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
     return ModelDigest(files, _digest(weights) if any(name.endswith(WEIGHTS) for name in weights) else "")
 
 
-def fingerprint_of_loaded(folder: Path, config: ModelConfig, exported: Iterable[Path], *computed_by: str) -> str:
-    """Return the fingerprint of what a model computes from token ids; empty if its files cannot be read. Blocks.
+def fingerprint_of_loaded(
+    folder: Path, config: ModelConfig, exported: Iterable[Path], *computed_by: str, as_read: Mapping[str, object]
+) -> str:
+    """Return the fingerprint of what a model computes from token ids. Blocks.
 
-    ``exported`` are the files that its weights were taken from, if torch does not load it.
+    ``exported`` are the files that its weights were taken from, if torch does not load it. Empty if files cannot be
+    read, or have changed since ``as_read``, their ``file_states`` before the model was loaded. Raises
+    ``ModelLoadError`` if weights have changed: parts of both files may have been loaded.
     """
     cache = ModelCache.of(config.cache_dir)
     with suppress(OSError):  # loading the model does not read all files
         weights = file_digests(exported, None if cache is None else cache.memory)
-        return fingerprint_of(*digest_of(folder, config), *weights.values(), *computed_by)
+        fingerprint = fingerprint_of(*digest_of(folder, config), *weights.values(), *computed_by)
+        states = file_states(folder, exported)
+        is_same = all(states.get(name) == state for name, state in as_read.items() if name.endswith(WEIGHTS))
+        require(is_same, f"The weights in {folder} changed while they were loaded; load them once they are complete.")
+        return fingerprint if states == as_read else ""
     return ""
+
+
+def file_states(folder: Path, exported: Iterable[Path] = ()) -> Mapping[str, object]:
+    """Return the size, the time of modification and the inode of each file of a model, and of ``exported`` ones.
+
+    Replacing a file changes them; another link to it, or other permissions, do not. Raises ``OSError``.
+    """
+    paths = {**files_of_model(folder), **{str(path): path for path in exported}}
+    statuses = {name: path.stat() for name, path in paths.items()}
+    return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in statuses.items()}
 
 
 def fingerprint_of(*parts: object) -> str:

@@ -1,7 +1,7 @@
 """Published ``config.json`` files of code outside transformers, for models of which transformers has a class too.
 
 Each entry of ``NATIVE`` is data: the class, the published names of its keys, and the values that it assumes. Names and
-computations were compared with the published code of each model type and with transformers 5.23, whose own table
+computations were compared with the published code of each model type and with transformers 5.24, whose own table
 renames the weights (``conversion_mapping.py``).
 """
 
@@ -94,6 +94,26 @@ def modules_in_place(config: Mapping[str, Any], classes: Sequence[str]) -> Mappi
     """Return the ``Native.modules`` of a published config, if ``classes`` of modules.json are what they replace."""
     native = NATIVE.get(str(config.get("model_type")))
     return native.modules if native is not None and [*classes] in ([], [native.module]) else {}
+
+
+GTE_QWEN = "modeling_qwen.Qwen2Model"
+"""The class of gte-Qwen2's repositories and of stella's. It has no causal mask, and its tokenizer's code adds a token
+after every text."""
+
+
+def end_token_of(config: Mapping[str, Any]) -> str | None:
+    """Return the token after every text that the code of a published config's repository adds; ``None`` if none."""
+    return "<|endoftext|>" if (config.get("auto_map") or {}).get("AutoModel") == GTE_QWEN else None
+
+
+def without_causal_mask(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with ``is_causal``, which transformers' classes obey, if it has no causal mask by other keys.
+
+    Gemma's classes read ``use_bidirectional_attention`` themselves.
+    """
+    says_so = config.get("use_bidirectional_attention") is True and "gemma" not in str(config.get("model_type"))
+    is_gte = end_token_of(config) is not None and config.get("is_causal") is None
+    return {**config, "is_causal": False} if says_so or is_gte else config
 
 
 def native_of(place: str, config: Mapping[str, Any]) -> Native | None:

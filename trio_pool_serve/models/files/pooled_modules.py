@@ -7,11 +7,15 @@ Pooling writes ``VECTOR``, and the modules after it map that. The last module of
 from collections.abc import Sequence
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_router
 
 VECTOR, SCORES = "sentence_embedding", "scores"
 
 LAYERS = "WeightedLayerPooling"
+
+ROUTES = (
+    " The routes of the Router or Asym are {}; accepted: Transformer or StaticEmbedding first, in the first module."
+)
 
 AFTER_POOLING = ("Dense", "LayerNorm", "Normalize", "Truncate")
 """The last one is made of ``truncate_dim``."""
@@ -37,9 +41,15 @@ def read_pooled_modules(files: FolderFiles, *, writes: str = VECTOR) -> tuple[Mo
 def require_vector_modules(modules: Sequence[ModuleFiles], *, writes: str = VECTOR) -> None:
     """Raise ``ModelLoadError`` unless all of them map a pooled vector, and the last one writes ``writes``."""
     if unknown := [module for module in modules if module.name not in AFTER_POOLING]:
+        routes = [
+            f"{name}: {names_of(route)}"
+            for module in unknown
+            if module.name == "Router"
+            for name, route in read_router(module.path).routes.items()
+        ]
         raise ModelLoadError(
             f"modules.json requires {names_of(unknown)}, which cannot be loaded; accepted: Dense, LayerNorm, "
-            "Normalize and Dropout."
+            f"Normalize and Dropout.{ROUTES.format('; '.join(routes)) if routes else ''}"
         )
     for module in modules:
         source = module.config.get("module_input_name") or VECTOR

@@ -41,10 +41,23 @@ def _opened(folder: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(folder / FILE, framework="np") as file:
+        with safe_open(folder / FILE, framework="np", backend="pread") as file:
             yield file
-    except FileNotFoundError as error:
-        others = " Weights in pytorch_model.bin are not supported." if (folder / "pytorch_model.bin").exists() else ""
-        raise ModelLoadError(f"{folder} contains no {FILE}.{others}") from error
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{folder / FILE} cannot be read: {error}") from error
+        others = " Weights in pytorch_model.bin are not supported." if (folder / "pytorch_model.bin").exists() else ""
+        require((folder / FILE).exists(), f"{folder} contains no {FILE}.{others}")
+        raise unreadable(folder / FILE, error) from error
+
+
+def unreadable(file: Path, error: Exception) -> ModelLoadError:
+    """Return the error of a file of weights that a library could not read.
+
+    safetensors says of a file without permission that there is none, and no library names an incomplete download.
+    """
+    try:
+        file.open("rb").close()
+    except OSError as reason:
+        return ModelLoadError(f"{file} cannot be read: {reason.strerror}.")
+    return ModelLoadError(
+        f"{file} cannot be read: {str(error).partition('. ')[0]}. It is damaged, or an incomplete download."
+    )

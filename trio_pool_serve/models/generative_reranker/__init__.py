@@ -1,9 +1,12 @@
 """Causal language models that score how relevant a document is for a query, by the logits of the next token.
 
 As in Qwen3-Reranker, the prompt demands "yes" or "no". sentence-transformers saves such a model as a cross-encoder
-with a LogitScore module. Without one, a folder is a reranker if its chat template has the roles query and document,
-or with ``--task score``.
+with a LogitScore module. Without one, a folder is a reranker if its chat template has the roles query and document.
+Qwen3-Reranker was first published without either: its config and its chat template do not differ from other Qwen3
+models, but its model card does. It is recognised by that card, or by ``--task score``.
 """
+
+from contextlib import suppress
 
 import numpy as np
 from attrs import frozen
@@ -11,14 +14,20 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import score_activation
+from trio_pool_serve.models.embedding import GENERATORS
 from trio_pool_serve.models.files.chat_template import names_both_texts, read_chat_format, read_chat_template
-from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
+from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id, read_text
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.length_limit import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
+
+QWEN3 = "Qwen3ForCausalLM"
+JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+OF_CARD = "README.md is Qwen3-Reranker's model card: pairs are scored with its prompt. For vectors, set --task embed."
 
 
 @frozen(kw_only=True)
@@ -29,8 +38,7 @@ class RerankerTemplate:
     """
 
     prefix: str = (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f'<|im_start|>system\n{JUDGE} Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     )
     suffix: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
@@ -72,13 +80,11 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
             return None
         template = read_chat_format(files)
         true_token_id, false_token_id = _logit_score_tokens(files)
-    elif files.is_saved_from("ForCausalLM"):
-        if names_both_texts(read_chat_template(files)):
+    elif files.is_saved_from(GENERATORS):
+        if files.is_saved_from("ForCausalLM") and names_both_texts(read_chat_template(files)):
             template = read_chat_format(files)
-        elif config.task == "score":
-            for token in ("<|im_start|>", "<|im_end|>"):
-                _token_id(files, token)
-            template = RerankerTemplate()
+        elif config.task == "score" or (config.task is None and has_card(files)):
+            template = _of_qwen3_reranker(files)
         else:
             return None
         true_token_id, false_token_id = _token_id(files, "yes"), _token_id(files, "no")
@@ -89,7 +95,30 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
         false_token_id=false_token_id,
         score_activation=score_activation(files, 1),
         template=template,
+        assumption=OF_CARD if config.task is None and isinstance(template, RerankerTemplate) else "",
     )
+
+
+def has_card(files: FolderFiles) -> bool:
+    """Return whether a folder contains Qwen3-Reranker's model card, whatever the folder's name is."""
+    with suppress(OSError, ValueError):
+        card = read_text(files.path / "README.md")
+        return JUDGE in card and "pipeline_tag: text-ranking" in card and files.architectures == (QWEN3,)
+    return False
+
+
+def _of_qwen3_reranker(files: FolderFiles) -> RerankerTemplate:
+    """Return the prompt of Qwen3-Reranker. Raises ``ModelLoadError`` for models of other classes or vocabularies."""
+    name = files.architectures[0]
+    require(
+        name == QWEN3,
+        f"--task score: the prompt of a {name} is not known. Of rerankers that declare none, only Qwen3-Reranker "
+        f"({QWEN3}) is supported, not mxbai-rerank-v2, bge-reranker-v2-gemma or monoT5. A reranker declares "
+        "its prompt by a chat template with the roles query and document.",
+    )
+    for token in ("<|im_start|>", "<|im_end|>"):
+        _token_id(files, token)
+    return RerankerTemplate()
 
 
 def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:

@@ -22,7 +22,7 @@ PROJECTION = "linear.weight"
 def load_late_interaction(folder: ModelFolder[LateInteraction], params: LoadingParams) -> LoadedModel:
     """Load a ``LateInteraction`` model."""
     spec = folder.spec
-    backbone = Backbone(load_checkpoint(folder, params))
+    backbone = Backbone(load_checkpoint(folder, params, others=(PROJECTION,)))
     layers = [_load_projection(folder.path)] if spec.projection_is_in_checkpoint else []
     layers += load_modules(spec.modules)
     # The head applies a final Normalize, after a vector has been truncated to the requested dimensions.

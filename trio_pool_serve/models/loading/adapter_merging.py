@@ -13,10 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from trio_pool_serve.models.files.adapter_files import AdapterFiles, LowRankUpdate
 from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.runner.adapter_store import shown
 
 logger = logging.getLogger(__name__)
-
-SHOWN_NAMES = 5
 
 HEAD = "lm_head."
 """A head that models for other tasks lack. transformers ignores its weights in their checkpoints, too."""
@@ -95,9 +94,7 @@ def _is_in(name: str, ends: tuple[str, ...]) -> bool:
 
 
 def _require_none(names: Collection[str], adapter: AdapterFiles, what_is_wrong: str) -> None:
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    shown = f"{', '.join(sorted(names)[:SHOWN_NAMES])}{more}"
-    require(not names, f"The adapter in {adapter.path} {what_is_wrong}: {shown}. Its base is {adapter.base}.")
+    require(not names, f"The adapter in {adapter.path} {what_is_wrong}: {shown(names)}. Its base is {adapter.base}.")
 
 
 def _require_shape(name: str, of_base: Tensor, of_adapter: Tensor, adapter: AdapterFiles) -> None:

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""
@@ -37,14 +38,24 @@ def require_supported_type(place: str, config: Mapping[str, Any]) -> None:
     model_type, code = config.get("model_type"), config.get("auto_map")
     if str(model_type) not in CONFIG_MAPPING:
         if model_type or code:
-            said = f"{model_type}, which transformers does not have" if model_type else "missing, and so is the class"
+            said = (
+                f"{model_type}, which transformers does not have" if model_type else f"missing, and auto_map is {code}"
+            )
             raise ModelLoadError(f"{place}: model_type is {said}{f': {OF_CODE}' if code else ''}.")
         return
+    names = [name for name in config.get("architectures") or () if name.endswith("ForSequenceClassification")]
+    require(
+        model_type not in ENCODER_CLASSES or not names,
+        f"{place}: architectures is {names}, which computes with the decoder; accepted with model_type {model_type}: "
+        f"{ENCODER_CLASSES.get(str(model_type))}, and classes that end in ForTokenClassification.",
+    )
     try:
         default = CONFIG_MAPPING[str(model_type)]()
     except Exception:  # a few need arguments; loading the model says more
         return
     if config.get("is_encoder_decoder", default.is_encoder_decoder) and model_type not in ENCODER_CLASSES:
         raise ModelLoadError(f"{model_type} is an encoder–decoder, which is not supported.")
+    if model_type == "reformer" and config.get("hash_seed") is None:
+        raise ModelLoadError("reformer hashes tokens at random, so a text would get another vector each time.")
     if not (default.sub_configs or hasattr(default, "vocab_size") or hasattr(default, "max_position_embeddings")):
         raise ModelLoadError(f"{model_type} models read no text, and are not supported.")

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import masking_utils
+from transformers import masking_utils, modeling_utils
 from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
@@ -22,9 +23,11 @@ from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.files.quantized_files import Quantization
+from trio_pool_serve.models.files.tensors import unreadable
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter
 from trio_pool_serve.models.loading.architectures import ENCODER_CLASSES, OF_CODE, require_supported_type
 from trio_pool_serve.models.loading.dequantizing import dequantize
+from trio_pool_serve.models.loading.surplus_weights import require_used
 from trio_pool_serve.models.loading.tokenizer_loading import native_options
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.heads.classification import SelectedLogits
@@ -48,11 +51,13 @@ def load_checkpoint(
     *,
     auto_class: str = "AutoModel",
     optional_weights: Collection[str] = ("pooler.",),
+    others: Collection[str] = (),
 ) -> nn.Module:
     """Return the transformer of a folder, loaded by one of transformers' auto classes.
 
-    ``optional_weights`` are name prefixes of weights that are not used, so the checkpoint may lack them. Raises
-    ``ModelLoadError`` if any other weight is missing: transformers would initialise it at random.
+    ``optional_weights`` are name prefixes of weights that are not used, so the checkpoint may lack them; ``others`` are
+    weights that the caller reads itself. Raises ``ModelLoadError`` if any other weight is missing, which transformers
+    would initialise at random, or if the checkpoint has other weights, which it would ignore.
     """
     if not params.trust_remote_code and folder.native_config is None:
         path = folder.transformer_path / "config.json"
@@ -77,12 +82,17 @@ def load_checkpoint(
     except ModelLoadError:
         raise
     except Exception as error:
+        unread = [path for path in folder.transformer_path.glob("*.bin") if not is_zipfile(path)]
+        if unread and str(error).startswith("PytorchStreamReader"):
+            raise unreadable(unread[0], error) from error
         raise ModelLoadError(f"transformers cannot load {folder.transformer_path}: {error}") from error
     adapter = adapter_in(folder.path)
     given = set() if adapter is None else merge_adapter(model, read_adapter(adapter), optional_weights)
     missing = sorted(key for key in {*info["missing_keys"]} - given if not key.startswith(tuple(optional_weights)))
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
+    if type(model).__module__.startswith("transformers."):
+        require_used({*info["unexpected_keys"]} - {*others}, folder.transformer_path, model)
     if model.config.is_encoder_decoder and folder.model_type not in ENCODER_CLASSES:
         raise ModelLoadError(f"{folder.model_type} is an encoder–decoder, which is not supported.")
     for config in (model.config, model.config.get_text_config()):
@@ -93,6 +103,21 @@ def load_checkpoint(
         replace_synchronisations(model)
     require_finite(model.to(params.device).named_parameters(), folder.transformer_path)
     return model.eval().requires_grad_(requires_grad=False)
+
+
+def open_to_read(file: Path | str, framework: str, device: str = "cpu", **_: object) -> Any:
+    """Open a safetensors file as ``safe_open`` does, with tensors that are read and not mapped.
+
+    What is mapped changes with the file; if the file is cut short, the next access to a tensor ends the process.
+    """
+    try:
+        return safe_open(file, framework, device, backend="pread")
+    except Exception as error:
+        raise unreadable(Path(file), error) from error
+
+
+# transformers would map both kinds of files; of pickles, those in zip files.
+vars(modeling_utils).update(safe_open=open_to_read, is_zipfile=lambda _: False)
 
 
 def _dequantized(
@@ -121,7 +146,7 @@ def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
 
     transformers' class of the same model type may have the same weights, and compute something else with them.
     """
-    config = {} if params.trust_remote_code or folder.native_config is not None else folder.transformer_config
+    config = {} if params.trust_remote_code else folder.transformer_config
     names = config.get("architectures") or ()
     if "AutoModel" in (config.get("auto_map") or {}) and not any(hasattr(transformers, name) for name in names):
         raise ModelLoadError(
@@ -168,11 +193,14 @@ def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     try:
         for path in files:
-            is_safe = path.suffix == ".safetensors"  # mapped into memory: only the selected weights are read
-            stored = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-            weights |= {name: weight for name, weight in stored.items() if name.startswith(prefix)}
+            if path.suffix == ".safetensors":
+                file = open_to_read(path, "pt")
+                weights |= {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+            else:
+                stored = torch.load(path, map_location="cpu", weights_only=True)
+                weights |= {name: weight for name, weight in stored.items() if name.startswith(prefix)}
     except Exception as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     require_finite(weights.items(), folder)
     return {name.removeprefix(prefix): weight for name, weight in weights.items()}
 

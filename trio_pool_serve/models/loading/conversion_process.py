@@ -108,7 +108,7 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
     import_transformers()
     # Imported here: this takes seconds, in which the process could not notice that its parent has ended.
     from trio_pool_serve.models.folder import read_model_folder
-    from trio_pool_serve.models.loading.sample_prompts import sample_prompts
+    from trio_pool_serve.models.loading.sample_prompts import extreme_prompts, sample_prompts
     from trio_pool_serve.models.loading.torch_loading import load_warm_runner
     from trio_pool_serve.runner.openvino.preparation import Preparation
 
@@ -126,6 +126,7 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
     return Preparation(
         load_warm_runner(folder, config, Offload()),
         config,
+        extreme_prompts=partial(extreme_prompts, folder, trust_remote_code=config.trust_remote_code),
         sample_prompts=partial(sample_prompts, folder, trust_remote_code=config.trust_remote_code),
         may_time=job.may_time,
         exported=exported_file(folder.transformer_path),

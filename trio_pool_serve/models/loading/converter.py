@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from msgspec import Struct
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.processes.child_process import command_of
 from trio_pool_serve.processes.framed_stream import PREFIX
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 from trio_pool_serve.telemetry.start_display import report_step
@@ -123,7 +123,7 @@ class ConverterProcess:
         self._replies = self.channel.makefile("rb")
         with theirs:
             self.popen = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                command_of(MODULE, theirs),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # ours may carry a table
                 pass_fds=[theirs.fileno()],

@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError, install_extra
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
-from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded, model_entry
+from trio_pool_serve.models.files.model_digest import file_states, fingerprint_of_loaded, model_entry
 from trio_pool_serve.models.folder import locate_folder
 from trio_pool_serve.models.loading.converter import (
     ChildConverter,
@@ -28,6 +28,7 @@ from trio_pool_serve.models.loading.converter import (
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.adapter_store import AdapterStore
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
 from trio_pool_serve.runner.openvino.converted_model import (
     LONGEST_COMPARED,
@@ -118,7 +119,7 @@ class CpuModel:
             return model_entry(
                 folder.path,
                 cache,
-                *map(str, ("model with names of modules", folder.kind.load, dtype, longest, *settings)),
+                *map(str, ("model compared on its own inputs", folder.kind.load, dtype, longest, *settings)),
             )
         except OSError as error:
             logger.warning("the converted model cannot be cached: %s", error)
@@ -140,6 +141,8 @@ class CpuModel:
 
         file = file_to_convert(self.folder, self._dtype, reason)
         self.parts = parts_of(file)
+        states = {**file_states(self.folder.path, self.parts), **self.folder.file_states}
+        self.folder = evolve(self.folder, file_states=states)
         self.entry = self._entry()
         if (runner := self._read()) is not None:
             return runner
@@ -152,7 +155,7 @@ class CpuModel:
             takes_long = ", in int8: this takes a while" if self._dtype == "int8" else ""
             logger.info("converting %s for OpenVINO%s", self.folder.path.name, takes_long)
             try:
-                with written(converter.convert, self.entry) as (path, model):
+                with written(partial(self._write, converter), self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
                     return self._runner_of(path, model)
             except UnusableGraphError as refusal:
@@ -163,6 +166,13 @@ class CpuModel:
             except (OSError, StorageError) as error:
                 reason = f"it cannot be converted now: {error}"
         return self._by_torch(reason)
+
+    def _write(self, converter: Converter, folder: Path) -> ConvertedModel:
+        """Convert as ``Converter.convert``. Raises ``StorageError`` rather than write other files' conversion."""
+        model = converter.convert(folder)
+        if self.entry is not None and folder.parent == self.entry.cache.folder and self._entry() != self.entry:
+            raise StorageError("the model's files have been changed meanwhile")
+        return model
 
     def _job(self) -> ConversionJob:
         if self._dtype == "int8" and find_spec("nncf") is None:
@@ -282,12 +292,13 @@ class CpuModel:
         return self.config.backend == "auto" and not why_not_torch(self.folder.transformer_path)
 
     def _describe(self, model: ConvertedModel, batches: str) -> RunnerDescription:
-        computed_in = f"{self._dtype} weights in float32" if model.why_float32 else self._dtype
+        dtype = self._dtype if model.is_rounded else "float32"
+        computed_in = f"{dtype} weights in float32" if model.why_float32 and model.is_rounded else dtype
         return RunnerDescription(
             model_type=self.folder.model_type,
             parameters=model.parameters,
             weight_bytes=model.weight_bytes,
-            dtype=self._dtype,
+            dtype=dtype,
             requested_dtype=self.config.dtype,
             device="cpu",
             heads=model.about_heads,
@@ -295,7 +306,10 @@ class CpuModel:
             max_tokens=self.folder.max_model_len,
             backend="openvino",
             computation=(_about(model), *filter(None, [batches])),
-            fingerprint=fingerprint_of_loaded(self.folder.path, self.config, self.parts, computed_in, "openvino"),
+            why_float32=model.why_float32,
+            fingerprint=fingerprint_of_loaded(
+                *(self.folder.path, self.config, self.parts, computed_in, "openvino"), as_read=self.folder.file_states
+            ),
         )
 
 
@@ -304,8 +318,8 @@ def _about(model: ConvertedModel) -> str:
     if model.mean_cosine is not None:
         return f"{by} in int8 (cosine with float32: mean {model.mean_cosine:.4f}, lowest {model.lowest_cosine:.4f})"
     times = "" if model.time_ratio is None else f"{1 / model.time_ratio:.1f} times as fast as torch"
-    in_float32 = f"computed in float32, as {model.why_float32}" if model.why_float32 else ""
-    notes = "; ".join(filter(None, (times, in_float32)))
+    in_float32 = f"computed in float32, as {model.why_float32}" if model.why_float32 and model.is_rounded else ""
+    notes = "; ".join(filter(None, (times, in_float32, "" if model.masks_padding else ONE_LENGTH)))
     return f"{by} ({notes})" if notes else by
 
 

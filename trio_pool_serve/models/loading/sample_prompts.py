@@ -6,11 +6,14 @@ They have many subjects, forms and languages.
 import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import get_args
+
+from attrs import evolve
 
 from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.models.model_kind import AnyModelFolder
-from trio_pool_serve.prompts import PairPrompt, RenderingParams, TextPrompt
+from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.types import RenderedPrompt
 
@@ -91,17 +94,39 @@ MAX_TOKENS = 256
 def sample_prompts(
     folder: AnyModelFolder, *, trust_remote_code: bool = False
 ) -> tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]:
-    """Return the texts to quantise with and the other texts, rendered for a model; as pairs if it only scores.
+    """Return the texts to quantise with and the other texts, rendered for a model; as pairs if it scores pairs.
 
     Blocks for a second. Raises ``ModelLoadError``.
     """
     renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=trust_remote_code), workers=0)
     calibration, held_out = [*CALIBRATION, *_joined(CALIBRATION, 12)], [*HELD_OUT, *_joined(HELD_OUT, 6)]
-    return _render(folder, renderer, calibration), _render(folder, renderer, held_out)
+    params = RenderingParams(truncate_to=MAX_TOKENS)
+    return _render(folder, renderer, calibration, params), _render(folder, renderer, held_out, params)
 
 
-def _render(folder: AnyModelFolder, renderer: TextRenderer, texts: Sequence[str]) -> list[RenderedPrompt]:
-    params = RenderingParams(truncate_to=min(MAX_TOKENS, folder.max_model_len))
-    scores_only = "score" in folder.spec.tasks and "embed" not in folder.spec.tasks
-    prompts = [PairPrompt(*pair) for pair in pairwise(texts)] if scores_only else [TextPrompt(text) for text in texts]
+LETTERS_PER_TOKEN = 6
+"""Letters that suffice for a token, to cut a long text to about the tokens that are wanted."""
+
+
+def extreme_prompts(
+    folder: AnyModelFolder, tokens: int, *, trust_remote_code: bool = False
+) -> Sequence[RenderedPrompt]:
+    """Return a short text and one of about ``tokens`` as queries and as documents, rendered for a model.
+
+    Expanded queries have their full length, few tokens of which are attended to. Raises ``ModelLoadError``.
+    """
+    renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=trust_remote_code), workers=0)
+    texts = "yes", "yes", " ".join([*CALIBRATION, *CALIBRATION])[: LETTERS_PER_TOKEN * tokens]
+    sides = get_args(InputType)
+    params = [RenderingParams(input_type=side, instruction=folder.prompts.get(side, "")) for side in sides]
+    prompts = [prompt for each in params for prompt in _render(folder, renderer, texts, each)]
+    return [*{(one.token_ids.tobytes(), one.attended): one for one in prompts}.values()]
+
+
+def _render(
+    folder: AnyModelFolder, renderer: TextRenderer, texts: Sequence[str], params: RenderingParams
+) -> list[RenderedPrompt]:
+    params = evolve(params, truncate_to=min(params.truncate_to or folder.max_model_len, folder.max_model_len))
+    scores_pairs = "score" in folder.spec.tasks and folder.spec.scoring == "pairs"
+    prompts = [PairPrompt(*pair) for pair in pairwise(texts)] if scores_pairs else [TextPrompt(text) for text in texts]
     return [renderer.render(prompt, params) for prompt in prompts]

@@ -76,15 +76,20 @@ class Dense(nn.Module):
         super().__init__()
         config = files.config
         in_features, out_features = config["in_features"], config["out_features"]
-        self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True), dtype=torch.float32)
+        # "meta" allocates nothing, whatever the numbers.
+        self.linear = nn.Linear(
+            in_features, out_features, bias=config.get("bias", True), dtype=torch.float32, device="meta"
+        )
         self.activation = activation_named(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
         self.residual: nn.Module | None = None
         if config.get("use_residual"):
             is_square = in_features == out_features
             self.residual = (
-                nn.Identity() if is_square else nn.Linear(in_features, out_features, bias=False, dtype=torch.float32)
+                nn.Identity()
+                if is_square
+                else nn.Linear(in_features, out_features, bias=False, dtype=torch.float32, device="meta")
             )
-        self.load_state_dict(read_weights(files.path))
+        self.load_state_dict({name: weight.float() for name, weight in read_weights(files.path).items()}, assign=True)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map [rows, in_features] to [rows, out_features]."""

@@ -5,6 +5,7 @@ transformers is imported only when it is needed.
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,14 +17,15 @@ from attrs import frozen
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from trio_pool_serve.errors import ModelLoadError, StorageError
+from trio_pool_serve.errors import ModelLoadError, StorageError, install_extra
 from trio_pool_serve.models.files.chat_template import processor_template
 from trio_pool_serve.models.files.folder_files import read_json, read_text
 from trio_pool_serve.models.files.model_digest import tokenizer_entry
 from trio_pool_serve.models.loading.architectures import import_transformers, require_supported_type
+from trio_pool_serve.models.loading.vocabulary import fit_vocabulary, require_rows, require_tokenizer_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import TruncationSide
-from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
+from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer, end_texts
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer, named_ids
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates, Tokenizer
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, installed_versions
@@ -83,7 +85,7 @@ class TokenizerRecord(RecordBase):
         return FastTokenizer(
             backend,
             frozenset(self.special_ids),
-            self.named_ids,
+            {name: index for name, index in self.named_ids.items() if backend.id_to_token(index) is not None},
             has_segments=self.has_segments,
             chat=self.chat,
             truncation_side=self.truncation_side,
@@ -139,7 +141,7 @@ def load_tokenizer(
         with suppress(OSError):  # of files that need not be read to load the tokenizer
             own = folder.transformer_path.resolve().relative_to(folder.path.resolve())
             facts = own, folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
-            entry = tokenizer_entry(folder.path, cache, repr(facts))
+            entry = tokenizer_entry(folder.path, cache, repr((*facts, folder.end_token)))
     if entry is None:
         return _load(folder, None, trust_remote_code=trust_remote_code)
     if (cached := _read(entry)) is not None:
@@ -155,10 +157,7 @@ def _of_file(folder: AnyModelFolder) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(read_text(path))
     except Exception as error:  # the library has no narrower type
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if (last := max(backend.get_vocab().values(), default=0)) >= folder.vocab_size:
-        raise ModelLoadError(
-            f"{path} contains tokens up to id {last}, but the model's last token is {folder.vocab_size - 1}."
-        )
+    require_rows(backend.get_vocab(), path, folder.vocab_size)
     direction = (backend.truncation or {}).get("direction", "right")
     special_ids = frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
     return FastTokenizer(backend, special_ids, has_segments=False, truncation_side=direction)
@@ -183,8 +182,7 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
     """
     if "transformers" not in _versions():
         backend, record = read_tokenizer(folder, trust_remote_code=trust_remote_code)
-        _adapt(backend, folder)
-        return record.tokenizer(backend)
+        return record.tokenizer(_adapted(backend, folder))
     import_transformers()
     if folder.native_config is None and not trust_remote_code:
         path = folder.transformer_path / "config.json"
@@ -200,12 +198,17 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
             **native_options(folder),
         )
     except Exception as error:
-        raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}") from error
+        if not any(folder.transformer_path.glob("vocab*")):
+            require_tokenizer_files(folder.transformer_path, {"tokenizer_file": FILE})
+        how = f" {install_extra('japanese')}" if re.search("fugashi|unidic_lite|ipadic", str(error)) else ""
+        raise ModelLoadError(f"The tokenizer of {folder.transformer_path} cannot be loaded: {error}{how}") from error
+    require_tokenizer_files(folder.transformer_path, loaded.vocab_files_names)
     special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     has_segments = "token_type_ids" in loaded.model_input_names
     chat = chat_templates_of(folder, loaded.chat_template, special_tokens)
     if not loaded.is_fast:
         loaded.add_tokens(_markers(folder, loaded.get_vocab, loaded.tokenize), special_tokens=True)
+        require_rows(loaded.get_vocab(), folder.transformer_path, folder.vocab_size)
         return SlowTokenizer(
             loaded,
             folder.lower_case,
@@ -213,8 +216,7 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
             chat=chat,
             truncation_side=loaded.truncation_side,
         )
-    backend = loaded.backend_tokenizer
-    _adapt(backend, folder)
+    backend = _adapted(loaded.backend_tokenizer, folder)
     record = TokenizerRecord(
         what=f"tokenizer of {folder.path}",
         versions=_versions(),
@@ -223,7 +225,7 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         has_segments=has_segments,
         truncation_side=loaded.truncation_side,
         chat=chat,
-        splits_special_tokens=backend.encode_special_tokens,
+        splits_special_tokens=loaded.backend_tokenizer.encode_special_tokens,
     )
     if entry is not None and type(loaded).__module__.startswith("transformers."):
         _publish(entry, backend, record)
@@ -241,16 +243,20 @@ def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: Tokenizer
     entry.put(write)
 
 
-def _adapt(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> None:
-    """Apply settings of the model's other files: lower case and marker tokens."""
+def _adapted(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> tokenizers.Tokenizer:
+    """Return the tokenizer for the model's table, with the settings of its other files: lower case, marker tokens."""
     backend.no_truncation()
     backend.no_padding()
+    backend = fit_vocabulary(backend, folder.transformer_path, folder.vocab_size)
     if folder.lower_case:
         normalizer = backend.normalizer
         backend.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+    if folder.end_token is not None:
+        end_texts(backend, folder.end_token)
     backend.add_special_tokens(
         _markers(folder, backend.get_vocab, lambda text: backend.encode(text, add_special_tokens=False).tokens)
     )
+    return backend
 
 
 def _markers(

@@ -1,10 +1,12 @@
 """Loading a model's folder into a runner that computes with torch."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pkgutil import resolve_name
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from trio_pool_serve.config import ModelConfig
@@ -15,7 +17,9 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
+from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.runner_description import RunnerDescription
@@ -23,6 +27,8 @@ from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype, u
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.threads.offload import Offload
+
+logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 2**30
 """Maximum memory of the backbone's output for one batch of the default size."""
@@ -50,7 +56,10 @@ def load_runner(
 
 
 def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
-    """Load a model; return its runner, which has computed a batch. Blocks for seconds. Raises ``ModelLoadError``."""
+    """Load a model; return its runner, which has computed a batch. Blocks for seconds. Raises ``ModelLoadError``.
+
+    If ``--dtype auto`` chooses a dtype in which only this model cannot be computed, its runner computes in float32.
+    """
     device = resolve_device(config.device)
     use_device(device)
     # cuDNN's attention makes a plan for each shape: 0.44 s each (pytorch 2.11 on Hopper, FunASR issue 3704).
@@ -63,9 +72,33 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
         max_tokens=folder.max_model_len,
     )
+    try:
+        return _warm_runner(folder, params, offload)
+    except FirstBatchError as error:
+        is_of_device = is_out_of_memory(error) or isinstance(error.__cause__, torch.AcceleratorError)
+        if is_of_device or params.dtype == torch.float32:
+            raise
+        reason = str(error.__cause__)
+    # Outside of the handler, whose error refers to the first runner and its weights.
+    dtype = str(params.dtype).removeprefix("torch.")
+    if config.dtype == dtype:
+        raise ModelLoadError(
+            f"--dtype {dtype}: torch cannot compute {folder.model_type} in it ({reason}). Use --dtype auto or float32."
+        )
+    logger.warning("%s is computed in float32, as torch cannot compute it in %s: %s", folder.path.name, dtype, reason)
+    runner = _warm_runner(folder, evolve(params, dtype=torch.float32), offload)
+    runner.why_float32 = f"torch cannot compute it in {dtype}"
+    return runner
+
+
+class FirstBatchError(ModelLoadError):
+    """The model was loaded, but cannot compute a batch."""
+
+
+def _warm_runner(folder: AnyModelFolder, params: LoadingParams, offload: Offload) -> TransformerRunner:
     report_step("loading the weights")
     loaded = resolve_name(folder.kind.load)(folder, params)
-    copier = OutputCopier(device, offload) if device.type != "cpu" else None
+    copier = OutputCopier(params.device, offload) if params.device.type != "cpu" else None
     runner = TransformerRunner(loaded, params, _default_batch_tokens(loaded, params), copier)
     _try(runner.warm_up)
     return runner
@@ -75,7 +108,7 @@ def _try(compute: Callable[[], None]) -> None:
     try:
         compute()
     except Exception as error:
-        raise ModelLoadError(f"The model was loaded, but cannot compute its first batch: {error}") from error
+        raise FirstBatchError(f"The model was loaded, but cannot compute its first batch: {error}") from error
 
 
 def _choose(
@@ -93,13 +126,14 @@ def _choose(
         weight_bytes=loaded.backbone.weight_bytes,
         dtype=str(params.dtype).removeprefix("torch."),
         requested_dtype=config.dtype,
+        why_float32=runner.why_float32,
         device=str(params.device),
         heads=loaded.description,
         dimensions=runner.dimensions,
         max_tokens=folder.max_model_len,
         backend="torch",
-        computation=computation.about,
-        fingerprint=fingerprint_of_loaded(folder.path, config, (), str(params.dtype)),
+        computation=computation.about if runner.masks_padding else (*computation.about, ONE_LENGTH),
+        fingerprint=fingerprint_of_loaded(folder.path, config, (), str(params.dtype), as_read=folder.file_states),
     )
     _try(runner.try_heads)
 

@@ -17,6 +17,8 @@ from trio_pool_serve.runner.heads.classification import (
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.types import TokenClassify
 
+HEAD = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
+
 
 def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParams) -> LoadedModel:
     """Load a ``ProcessReward`` model."""
@@ -26,7 +28,7 @@ def load_process_reward(folder: ModelFolder[ProcessReward], params: LoadingParam
         backbone, score = load_selected_logits(folder, params, spec.returned_token_ids)
     else:
         # The class in the folder's code is this transformer with this head, so its code is not run.
-        backbone = Backbone(load_checkpoint(folder, evolve(params, trust_remote_code=False)))
+        backbone = Backbone(load_checkpoint(folder, evolve(params, trust_remote_code=False), others=HEAD))
         score = _load_score(folder).to(params.device).eval()
     return LoadedModel(
         backbone=backbone,

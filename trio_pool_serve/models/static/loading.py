@@ -47,6 +47,6 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
             max_tokens=folder.max_model_len,
             backend="numpy",
             computation=("by NumPy",),
-            fingerprint=fingerprint_of_loaded(folder.path, config, (), "float32"),
+            fingerprint=fingerprint_of_loaded(folder.path, config, (), "float32", as_read=folder.file_states),
         ),
     )

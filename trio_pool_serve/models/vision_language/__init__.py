@@ -21,6 +21,7 @@ from trio_pool_serve.models.embedding import (
     read_conversation,
     require_plain_states,
     similarity_of,
+    why_not_scored,
 )
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
@@ -82,6 +83,7 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     return VisionLanguage(
         modules=modules_after_transformer(files, config),
         assumption=assumption_of(files, config),
+        no_score=why_not_scored(files, config),
         similarity=similarity_of(files),
         conversation=read_conversation(files) if files.modules else read_chat_format(files),
         patches=read_patches(files.config, model_type),

@@ -201,8 +201,9 @@ class PackedBackbone:
         if self.backbone.embeds_width:
             self.takes_embeds = True
             without_padding = [row[row != self.pad_token_id] for row in rows[2:]]  # some models know it by its id
+            of_ids = outputs_of(self.backbone, [*map(RenderedPrompt, without_padding)])
             self.takes_embeds = accepts_embeds(
-                self, self.backbone, without_padding, tolerance, pad_token_id=self.pad_token_id, device=device
+                self, self.backbone, without_padding, of_ids, tolerance, pad_token_id=self.pad_token_id, device=device
             )
 
 

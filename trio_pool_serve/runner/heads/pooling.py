@@ -102,7 +102,7 @@ class LayerMean:
 
     def __call__(self, _model: nn.Module, _args: object, output: ModelOutput) -> BaseModelOutput:
         """Return the mean, [rows, tokens, hidden] float32, in place of the transformer's output."""
-        states = (output.get("hidden_states") or ())[self.start :]
+        states = (getattr(output, "hidden_states", None) or ())[self.start :]
         if len(states) != len(self.weights):
             raise ValueError(f"there are {len(self.weights)} layer_weights, but {len(states)} hidden states")
         weighted = [weight * state.float() for weight, state in zip(self.weights, states, strict=True)]

@@ -103,7 +103,9 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     """For a model with an exported file: that it was used, or why not."""
     why_float32: str = ""
-    """Why float32 computes it, with weights rounded to bfloat16, where bfloat16 was chosen; empty if it does not."""
+    """Why float32 computes it where bfloat16 was chosen; empty if it does not."""
+    is_rounded: bool = True
+    """Whether its weights were rounded to the dtype that was chosen."""
     time_ratio: float | None = None
     mean_cosine: float | None = None
     lowest_cosine: float | None = None
@@ -123,6 +125,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     embeds_width: int | None = None
     """``None`` if torch did not load the model."""
     pad_token_id: int = 0
+    masks_padding: bool = True
+    """Otherwise only rows of one length are computed together."""
     default_batch_tokens: int = 0
 
     def dtype_of(self, wanted: str) -> str:

@@ -31,7 +31,7 @@ class ExportedGraph:
     @classmethod
     def read(cls, file: Path, output: str) -> "ExportedGraph":
         """Read a file. Raises ``UnusableGraphError``, or OpenVINO's ``RuntimeError``."""
-        graph = read_graph(file)
+        graph = read_graph(file, ENABLE_MMAP=False)  # it may be overwritten meanwhile
         for given in graph.inputs:
             node = given.get_node()
             node.set_friendly_name(next(iter(given.names & {*IDS}), node.get_friendly_name()))

@@ -9,7 +9,15 @@ import openvino as ov
 from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import AdapterError
-from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, Array, RecentlyUsed, Update
+from trio_pool_serve.runner.adapter_store import (
+    AdapterStore,
+    AdapterWeights,
+    Array,
+    RecentlyUsed,
+    Update,
+    require_all_layers,
+    shown,
+)
 from trio_pool_serve.runner.openvino.adapted_graph import (
     input_names,
     is_embedding,
@@ -22,9 +30,6 @@ from trio_pool_serve.types import Adapter
 
 MAX_PROGRAMS = 4
 """Sets of modules with programs in memory, each of about the model's size; the least recently used leaves first."""
-
-SHOWN = 5
-"""Names in an error."""
 
 
 @frozen(eq=False)
@@ -82,6 +87,7 @@ class GraphAdapters:
 
     def _place(self, weights: AdapterWeights, folder: str) -> Factors:
         names = self._names([*weights.updates, *(name.rpartition(".")[0] for name in weights.weights)], folder)
+        require_all_layers(weights, self.modules.keys() - names.values(), folder)
         for name, weight in weights.weights.items():
             module, _, leaf = name.rpartition(".")
             if not (leaf == "weight" and self._has(names[module], weight)):  # PEFT stores embeddings beside updates
@@ -109,8 +115,7 @@ class GraphAdapters:
         way = max(ways, key=lambda way: sum(way(name) in self.modules for name in given))
         missing = sorted({name for name in given if self.modules.get(way(name), -1) < 0})
         if missing:
-            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-            raise self._refusal(folder, f"changes {', '.join(missing[:SHOWN])}{more}")
+            raise self._refusal(folder, f"changes {shown(missing)}")
         return {name: way(name) for name in given}
 
     def _refusal(self, folder: str, what: str) -> AdapterError:

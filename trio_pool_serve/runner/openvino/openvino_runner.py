@@ -11,7 +11,7 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.processes.allocator import resident_bytes
-from trio_pool_serve.runner.batch_rows import Rows
+from trio_pool_serve.runner.batch_rows import Rows, of_one_length
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.graph_adapters import GraphAdapters
@@ -105,6 +105,10 @@ class OpenVinoRunner:
         if looked_up:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
             return self._with_others(requests, looked_up, values)
+        if not self.model.masks_padding:
+            rows = of_one_length(requests, range(len(requests)))[0]
+            if len(rows) < len(requests):
+                return self._with_others(requests, rows, self._compute([requests[row] for row in rows]))
         padded = Rows(requests, self.model.pad_token_id)
         first = requests[0]
         programs, factors = self.programs, dict[str, ov.Tensor]()

@@ -51,8 +51,8 @@ from trio_pool_serve.types import (
 
 logger = logging.getLogger(__name__)
 
-MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999}
-"""Smallest cosine of a row's output with the model's output in float32."""
+MIN_COSINE = {"float32": 0.99999, "bfloat16": 0.999, "int8": 0.999}
+"""Smallest cosine of a row's output with the model's output in float32; for int8, before it is quantised."""
 
 LEAST_COSINE = 0.99
 """In bfloat16 a smaller cosine, down to this, suffices if torch's in bfloat16 is no better. Differences add up over
@@ -78,6 +78,8 @@ class Preparation:
 
     by_torch: TransformerRunner
     config: ModelConfig
+    extreme_prompts: Callable[[int], Sequence[RenderedPrompt]]
+    """Returns a short and a long text, of so many tokens, each as a query and as a document of the model. Blocks."""
     sample_prompts: Callable[[], tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]] = lambda: ((), ())
     """Returns prompts to quantise the model with, and others to compare its output on. Blocks: loads the tokenizer."""
     may_time: bool = True
@@ -143,6 +145,8 @@ class Preparation:
         by_torch, loaded = self.by_torch, self.by_torch.loaded
         return ConvertedModel(
             what=f"{loaded.backbone.model.config.model_type} in {self._dtype}",
+            why_float32=by_torch.why_float32,
+            is_rounded=not by_torch.why_float32,
             heads=self._traced.heads,
             about_heads=loaded.description,
             parameters=loaded.backbone.parameters,
@@ -150,6 +154,7 @@ class Preparation:
             dimensions=by_torch.dimensions,
             embeds_width=by_torch.embeds_width,
             pad_token_id=by_torch.params.pad_token_id,
+            masks_padding=by_torch.masks_padding,
             default_batch_tokens=by_torch.default_batch_tokens,
         )
 
@@ -189,6 +194,7 @@ class Preparation:
         report_step("comparing OpenVINO with torch")
         write_graph(graph, folder / GRAPH)
         batches = all_batches(self.by_torch.loaded.backbone, self.by_torch.params.max_tokens, self._marker)
+        batches.append([*self.extreme_prompts(len(batches[-1][0].token_ids))])
         cosine = self._cosine(folder, batches)
         if self._dtype == "bfloat16" and MIN_COSINE["bfloat16"] > cosine >= LEAST_COSINE:
             of_torch = agreement(self.by_torch, self._exact, batches).min()
@@ -210,6 +216,7 @@ class Preparation:
 
     def _quantize(self, graph: ov.Model, folder: Path) -> None:
         """Write the graph in int8. Raises ``UnusableGraphError`` if its output is not near the model's in float32."""
+        self._compare(graph, folder)
         calibration, texts = self.sample_prompts()
         held_out = [texts[at : at + HELD_OUT_ROWS] for at in range(0, len(texts), HELD_OUT_ROWS)]
 

@@ -208,9 +208,12 @@ class Programs:
             return self._for_background
 
 
-def read_graph(path: Path) -> ov.Model:
-    """Return a graph on disk, whose weights are mapped. Raises ``RuntimeError`` for an unusable file."""
-    model: ov.Model = ov.Core().read_model(path)
+def read_graph(path: Path, **config: object) -> ov.Model:
+    """Return a graph on disk, whose weights are mapped unless ``config``, which is OpenVINO's, says otherwise.
+
+    Raises ``RuntimeError`` for an unusable file.
+    """
+    model: ov.Model = ov.Core().read_model(path, config=config)
     for node in model.get_ops():
         if node.get_type_name() == "Multiply" and _is_gate(node):
             # In bfloat16 with AMX, OpenVINO would compute a gated MLP by a kernel that divides by zero if a pass has
