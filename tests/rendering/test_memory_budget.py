@@ -137,6 +137,47 @@ async def test_a_client_waits_for_its_share_and_others_do_not():
     await budget.wait_for_share(CLIENT)
 
 
+async def test_images_of_a_batch_wait_until_those_before_them_leave_room():
+    budget, batch = MemoryBudget(max_bytes=256), Client("a", is_background=True)
+    rooms = [Reservation(budget, batch, is_of_images=True) for _ in range(3)]
+    held = []
+
+    async def wait(number: int) -> None:
+        await budget.wait_to_fetch(rooms[number], 1000)
+        held.append(number)
+
+    async with trio.open_nursery() as nursery:
+        with budget.holding([OF_IMAGE], batch):
+            await wait(0)  # half of the share beside the other half, which is computed
+            nursery.start_soon(wait, 1)
+            await wait_all_tasks_blocked()
+            assert (held, budget.held_bytes) == ([0], 128)
+        await wait_all_tasks_blocked()
+        assert held == [0, 1]
+        nursery.start_soon(wait, 2)
+        await wait_all_tasks_blocked()
+        assert held == [0, 1]
+        rooms[0].release()
+    assert (held, budget.held_bytes) == ([0, 1, 2], 128)
+    for room in rooms:
+        room.release()
+    assert not budget.fetched
+    assert not budget._in_background
+
+
+async def test_what_others_hold_is_refused_to_a_batch_and_what_it_holds_itself_is_not():
+    """It does not wait for memory that other clients hold, because that may take any time."""
+    budget, batch = MemoryBudget(max_bytes=100), Client("a", is_background=True)
+    with reserving(budget, batch) as first, reserving(budget, batch) as second, reserving(budget, CLIENT) as other:
+        first.grow(80)
+        second.grow(80)
+        other.settle(1)
+        with pytest.raises(OverloadedError, match="all of the server's memory"):
+            second.grow(1)
+        with pytest.raises(OverloadedError, match="all of the server's memory"):
+            await budget.wait_to_fetch(Reservation(budget, batch, is_of_images=True), 1)
+
+
 async def test_nothing_waits_for_what_is_only_reserved():
     """A request that has reserved all of the memory for its own outputs would wait for itself."""
     budget = MemoryBudget(max_bytes=100)

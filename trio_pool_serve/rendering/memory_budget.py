@@ -42,6 +42,8 @@ class Reservation:
 
     budget: "MemoryBudget"
     client: Client
+    is_of_images: bool = False
+    """Whether the bytes are of encoded images, which are released once these are prepared."""
     nbytes: int = field(default=0, init=False)
     is_released: bool = field(default=False, init=False)
 
@@ -56,8 +58,10 @@ class Reservation:
 
     def settle(self, nbytes: int) -> None:
         """Hold exactly ``nbytes`` from now on, even if they do not fit: for memory that is in use already."""
-        self.budget.add(self.client, nbytes - self.nbytes)
-        self.nbytes = nbytes
+        more, self.nbytes = nbytes - self.nbytes, nbytes
+        if self.is_of_images:
+            self.budget.fetched.add(self.client.number, more)
+        self.budget.add(self.client, more)
 
     def release(self) -> None:
         """Hold nothing any longer, for good."""
@@ -73,6 +77,9 @@ class MemoryBudget:
     is room: kilobytes of a request would become gigabytes as fast as they are prepared, and wait until they are
     computed. No client has more than ``CLIENT_SHARE`` of the budget, and each may have ``client_bytes`` with one
     request, whatever others hold.
+
+    All background work of a client counts as one request: only what others hold is a reason to refuse some of it. What
+    it holds is bounded by its windows, and images wait (``wait_to_fetch``).
     """
 
     max_bytes: int = DEFAULT_BYTES
@@ -86,10 +93,19 @@ class MemoryBudget:
     _by_client: ClientCounts = field(init=False, factory=ClientCounts)
     _prepared: ClientCounts = field(init=False, factory=ClientCounts)
     """Bytes in ``holding``: released once computed, so it makes sense to wait for them."""
+    fetched: ClientCounts = field(init=False, factory=ClientCounts)
+    """Bytes of encoded images, and of those that will be fetched."""
+    _in_background: ClientCounts = field(init=False, factory=ClientCounts)
+    """The part of ``_by_client`` that background work holds."""
     _released: trio.Event = field(init=False, factory=trio.Event)
     _preparing: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
     )
+
+    @property
+    def share_bytes(self) -> int:
+        """The part of the budget that one client may have."""
+        return int(self.max_bytes * CLIENT_SHARE)
 
     def require_room(self, client: Client, nbytes: int, *, besides: int = 0) -> None:
         """Raise ``OverloadedError`` unless a client's request, which holds ``besides`` bytes, may hold ``nbytes`` more.
@@ -109,11 +125,13 @@ class MemoryBudget:
     def _lacks_room(self, client: Client, nbytes: int, besides: int) -> str:
         """Return the message why a request may not hold more; empty if it may."""
         held = self._by_client[client.number]
+        if client.is_background:
+            besides = self._in_background[client.number]
         if held <= besides and besides + nbytes <= self.client_bytes and not client.is_background:
             return ""
         if self.held_bytes > besides and self.held_bytes + nbytes > self.max_bytes:
             return "Requests hold all of the server's memory for them."
-        if held > besides and held + nbytes > self.max_bytes * CLIENT_SHARE:
+        if held > besides and held + nbytes > self.share_bytes:
             return "This client's requests hold all of the memory that one client may have."
         return ""
 
@@ -123,6 +141,8 @@ class MemoryBudget:
             return
         self.held_bytes += nbytes
         self._by_client.add(client.number, nbytes)
+        if client.is_background:
+            self._in_background.add(client.number, nbytes)
         if nbytes > 0:
             self.evict_from_cache(self.free_bytes)
         else:
@@ -148,9 +168,19 @@ class MemoryBudget:
 
     async def wait_for_share(self, client: Client) -> None:
         """Wait as ``wait_until_below_limit``, but for the client's share of the budget. Cancellation: at once."""
-        share = self.max_bytes * CLIENT_SHARE
-        while self._by_client[client.number] >= share and self._prepared[client.number]:
+        while self._by_client[client.number] >= self.share_bytes and self._prepared[client.number]:
             await self._released.wait()
+
+    async def wait_to_fetch(self, room: Reservation, nbytes: int) -> None:
+        """Hold ``nbytes`` for images of background work that will be fetched, or half of the client's share if less.
+
+        It waits while images that the client has fetched or prepared leave no room for them. Raises ``OverloadedError``
+        if others hold the memory. Cancellation: at once.
+        """
+        client, nbytes = room.client.number, min(nbytes, self.share_bytes // 2)
+        while self._by_client[client] + nbytes > self.share_bytes and (self.fetched[client] or self._prepared[client]):
+            await self._released.wait()
+        room.grow(nbytes)
 
     @contextmanager
     def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:

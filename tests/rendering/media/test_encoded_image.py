@@ -1,5 +1,6 @@
 """Images within URLs, and in files."""
 
+import base64
 import os
 import tracemalloc
 from pathlib import Path
@@ -39,13 +40,44 @@ def test_a_data_url_without_base64_is_not_allowed(url):
         read_data_url(url, LIMIT)
 
 
-WRONG = ["a", "aaaa=", "aa", "aa=a", "aa==aa==", "a b=", "aaa\n", "aa-_", "aaa%3D", "ä" * 4, "====", "aaaa,aaaa"]
+FORGIVEN = {
+    "aa": b"i",
+    "ab": b"i",
+    "aaa": b"i\xa6",
+    "aa\n==": b"i",
+    " \t\r\n\faa a\r\na ": b"i\xa6\x9a",
+    "aa-_": b"i\xaf\xbf",
+    "-_+/": b"\xfb\xff\xbf",
+    "aaa%3D": b"i\xa6",
+    "aa%2b%2F": b"i\xaf\xbf",
+    "%61aa%0D%0Aa": b"i\xa6\x9a",
+    "%20": b"",
+}
+
+
+@pytest.mark.parametrize("payload", FORGIVEN)
+@pytest.mark.parametrize("header", ["data:;base64", "data:image/png; base64", "data:image/png;BASE64 "])
+def test_base64_is_decoded_as_browsers_decode_it(header, payload):
+    assert read_data_url(f"{header},{payload}", LIMIT) == FORGIVEN[payload]
+
+
+def test_base64_in_lines_is_decoded_in_several_pieces():
+    content = os.urandom(2 * SLICE + 1)
+    lines = base64.encodebytes(content).decode()
+    assert read_data_url(f"data:;base64,{lines}", len(content)) == content
+    assert read_data_url(f"data:;base64,{lines.replace('+', '%2B')}", len(content)) == content
+    with pytest.raises(MediaError, match="larger than"):
+        read_data_url(f"data:;base64,{lines}", len(content) - 1)
+
+
+WRONG = ["a", "aaaa=", "aa=", "aa=a", "aa==aa==", "a b=", "aaa\v", "ä" * 4, "%C3%A4aa", "====", "aaaa,aaaa", "aaaaa"]
+WRONG += ["aaa%", "aaa%3", "aaa%zz", "aaa%253D", "aaa\0", "a\xa0aa"]
 PADDED = f"{'a' * (BASE64_SLICE - 2)}==aaaa"
 """With padding where the decoder begins anew."""
 
 
 @pytest.mark.parametrize("wrong", [*WRONG, PADDED], ids=lambda wrong: wrong[:9])
-def test_base64_that_is_not_strictly_so_is_refused(wrong):
+def test_base64_that_browsers_do_not_decode_is_refused(wrong):
     with pytest.raises(MediaError, match="not valid base64"):
         read_data_url(f"data:;base64,{wrong}", LIMIT)
 

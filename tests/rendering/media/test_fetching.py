@@ -197,7 +197,7 @@ async def test_bytes_are_held_as_they_arrive_and_refused_where_there_is_no_room(
         await fetcher().fetch(server.url("/"), other)
         assert budget.held_bytes == 2 * LIMIT
         alone = Reservation(MemoryBudget(max_bytes=LIMIT), Client("a"))
-        with pytest.raises(OverloadedError):  # nothing would be prepared before it is released
+        with pytest.raises(MediaError, match="together larger than 5000 bytes"):  # it will not fit later, either
             await fetcher(max_bytes=10 * LIMIT).fetch(server.url("/drips"), alone)
 
 

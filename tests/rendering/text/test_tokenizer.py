@@ -8,6 +8,7 @@ encodes is told "Already borrowed". Here they are never set.
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -103,8 +104,16 @@ def fast_tokenizer(kind: str) -> FastTokenizer:
 FAST_KINDS = ["word-piece", "byte-level", "unigram"]
 
 
+def rows_for(path: Path) -> int:
+    """Return as many token embeddings as a tokenizer has tokens; enough for one that is written in Python."""
+    with suppress(Exception):  # the library has no narrower type: for none, and for one that a test has damaged
+        return Backend.from_file(str(path / "tokenizer.json")).get_vocab_size()
+    config = path / "tokenizer_config.json"
+    return 0x110000 if config.exists() and "Canine" in config.read_text() else 384
+
+
 def model_folder(path: Path, *, lower_case: bool = False) -> ModelFolder[Embedding]:
-    paths = {"path": path, "transformer_path": path, "transformer_config": {}}
+    paths = {"path": path, "transformer_path": path, "transformer_config": {"vocab_size": rows_for(path)}}
     spec = Embedding(modules=())
     return ModelFolder(**paths, kind=EMBEDDING, spec=spec, max_model_len=64, lower_case=lower_case)
 
@@ -198,7 +207,7 @@ def test_lower_case_of_the_sentence_bert_config_adds_lower_casing(folders, kind)
 
 
 def test_a_folder_without_a_tokenizer_is_a_model_load_error(tmp_path):
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+    with pytest.raises(ModelLoadError, match=r"contains no tokenizer\.json"):
         load_tokenizer(model_folder(tmp_path))
 
 

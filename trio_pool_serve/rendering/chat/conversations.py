@@ -232,8 +232,9 @@ class Conversations:
         """Return the features of images, loaded concurrently, in order.
 
         None is prepared before all are fetched and the functions ``besides`` have returned: the features of one image
-        can take 300 MB, and must not be held meanwhile. Raises ``ContextLengthError`` as soon as the prepared ones have
-        more than ``max_tokens`` tokens, so that the rest is not held as well.
+        can take 300 MB, and must not be held meanwhile. Images of background work are fetched as there is room. Raises
+        ``ContextLengthError`` as soon as the prepared ones have more than ``max_tokens`` tokens, so that the rest is
+        not held as well.
         """
         media = self.media
         assert media is not None  # noqa: S101  (``_format_for`` returned a format)
@@ -251,11 +252,15 @@ class Conversations:
             if max_tokens is not None and tokens > max_tokens:
                 raise too_long(f"at least {tokens}", max_tokens)
 
-        held = Reservation(media.memory, client)
+        room, held = (Reservation(media.memory, client, is_of_images=True) for _ in range(2))
         try:
+            if client.is_background and (count := sum(image.url[:4].lower() == "http" for image in images)):
+                await media.memory.wait_to_fetch(room, count * media.max_bytes)
             await _run_together(*besides, *(partial(fetch, *each) for each in enumerate(images)))
+            room.release()
             await _run_together(*(partial(prepare, *each) for each in fetched.items()))
         finally:
+            room.release()
             held.release()
         return [loaded[index] for index in range(len(images))]
 

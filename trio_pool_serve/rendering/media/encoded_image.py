@@ -4,7 +4,9 @@ Blocking: runs in ``media`` threads.
 """
 
 import os
+import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +18,12 @@ from trio_pool_serve.rendering.memory_budget import in_units
 BASE64_SLICE = 2**20
 """Characters of base64 decoded per call, a multiple of four; the interpreter lock is released between calls."""
 
+BEFORE_DATA = re.compile(r"; *base64\s*,$", re.IGNORECASE | re.ASCII)
+
+WHITESPACE = b"\t\n\f\r "
+
+STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
+
 MAX_MEDIA_TYPE = 256
 """Characters before the comma of a ``data:`` URL."""
 
@@ -23,24 +31,40 @@ MAX_MEDIA_TYPE = 256
 def read_data_url(url: str, max_bytes: int) -> bytes:
     """Return the image in a ``data:`` URL, ignoring its media type: the format is detected from the bytes.
 
+    As in browsers, base64 may have ASCII whitespace, percent-encoding, and no padding (the WHATWG's Infra standard,
+    "forgiving-base64 decode"). It may also be in the URL-safe alphabet.
+
     Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for invalid base64 or too many bytes.
     """
-    comma = url.find(",", 0, MAX_MEDIA_TYPE)
-    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+    start = url.find(",", 0, MAX_MEDIA_TYPE) + 1
+    if not BEFORE_DATA.search(url[:start]):
         raise InvalidRequestError("The data: URL of the image must have ;base64 before its comma.")
-    start = comma + 1
-    if len(url) - start > (max_bytes + 2) // 3 * 4:
-        raise too_large(max_bytes)
+    excess = len(url) - start - (max_bytes + 2) // 3 * 4
+    if excess > 0 and excess > sum(url.count(chr(blank)) for blank in WHITESPACE) + 3 * url.count("%"):
+        raise too_large(max_bytes)  # whatever is left out
     try:
-        decoded = [
-            pybase64.b64decode(url[at : at + BASE64_SLICE], validate=True)
-            for at in range(start, len(url), BASE64_SLICE)
-        ]
+        with suppress(ValueError):
+            return _of_limited_size(_decoded(url, start), max_bytes)
+        return _of_limited_size(_decoded(_strict(url[start:])), max_bytes)
     except ValueError as error:
         raise MediaError("The image is not valid base64.") from error
-    if any(len(part) < BASE64_SLICE // 4 * 3 for part in decoded[:-1]):
-        raise MediaError("The image is not valid base64.")  # padding before the end
-    return _of_limited_size(b"".join(decoded), max_bytes)
+
+
+def _decoded(encoded: str, start: int = 0) -> bytes:
+    """Return the bytes of strict base64. Raises ``ValueError``."""
+    if encoded.find("=", start, -2) >= 0:
+        raise ValueError("There is padding before the end.")
+    slices = (encoded[at : at + BASE64_SLICE] for at in range(start, len(encoded), BASE64_SLICE))
+    return b"".join([pybase64.b64decode(each, validate=True) for each in slices])
+
+
+def _strict(forgiving: str) -> str:
+    """Return base64 without percent-encoding and whitespace, in the standard alphabet, and with padding."""
+    unescaped = re.sub("%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), forgiving)
+    encoded = unescaped.encode("ascii", "replace").translate(STANDARD_ALPHABET, WHITESPACE).decode()
+    if len(encoded) % 4 == 0:
+        encoded = encoded.removesuffix("=").removesuffix("=")
+    return encoded.replace("=", "?") + "=" * (-len(encoded) % 4)  # padding elsewhere is as wrong as a ?
 
 
 def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> bytes:

@@ -14,7 +14,7 @@ from trio_pool_serve.errors import InvalidRequestError, MediaError
 from trio_pool_serve.processes.large_imports import LazyModule
 from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
-from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.rendering.memory_budget import Reservation, in_units
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
 
@@ -171,7 +171,8 @@ class ImageFetcher:
 
         Raises ``InvalidRequestError`` for a URL that is malformed or not allowed, ``MediaError`` if the response is not
         200, too large or too slow, or an address is not allowed: the message is the same as for a host that does not
-        exist; ``OverloadedError`` if memory lacks. Cancellation: at once; the connection is closed.
+        exist. It is raised too if more would be ``held`` than one client may have; ``OverloadedError`` if memory lacks.
+        Cancellation: at once; the connection is closed.
         """
         checked = self._checked(url)
         async with self.turns.turn(held.client.number):
@@ -259,7 +260,10 @@ class ImageFetcher:
             received += len(chunk)
             if received > self.max_bytes:
                 raise too_large(self.max_bytes)
-            held.budget.require_room(held.client, len(chunk))  # even alone: while all is held nothing is prepared
+            if held.nbytes + len(chunk) > held.budget.share_bytes:  # while all is held nothing is prepared
+                raise MediaError(
+                    f"The images of the input are together larger than {in_units(held.budget.share_bytes)}."
+                )
             held.grow(len(chunk))
             chunks.append(chunk)
         return chunks

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import tokenizers
 from attrs import Factory, define
+from tokenizers import processors
 
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Positions, Token, Tokenizer
@@ -144,3 +145,11 @@ def _unicode_errors() -> Iterator[None]:
         yield
     except TypeError as error:  # all that the library raises for a str
         raise UnicodeError("the text holds a lone surrogate") from error
+
+
+def end_texts(backend: tokenizers.Tokenizer, token: str) -> None:
+    """Make ``backend``, whose vocabulary has ``token``, end every text with it, unless it does."""
+    index, own = backend.token_to_id(token), backend.post_processor
+    if backend.encode("").ids[-1:] != [index]:
+        end = processors.TemplateProcessing(single=f"$A {token}", special_tokens=[(token, index)])
+        backend.post_processor = end if own is None else processors.Sequence([own, end])
