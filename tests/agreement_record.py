@@ -12,7 +12,7 @@ import pytest
 from attrs import Factory, define
 
 PATH = Path(__file__).parents[1] / "docs" / "agreement.json"
-CLIENT, AGREEMENT, DEFAULT_FLAGS = "client", "agreement", "default_flags"
+CLIENT, AGREEMENT, DEFAULT_FLAGS, ARCHITECTURES = "client", "agreement", "default_flags", "architectures"
 
 
 @define(eq=False)
@@ -26,6 +26,9 @@ class Record:
     default_flags: list[dict[str, object]] = Factory(list)
     """By kind of model: what computes it, in which dtype, and how near it is to float32."""
 
+    architectures: dict[str, dict[str, object]] = Factory(dict)
+    """By model type: what comes of it by default, and in float32."""
+
     def add(self, kind: object, row: tuple) -> None:
         if kind == CLIENT:
             self.clients.add(row)
@@ -35,6 +38,9 @@ class Record:
         elif kind == DEFAULT_FLAGS:
             flags = dict(zip(("kind", "dtype", "by", "error", "cosine"), row, strict=True))
             self.default_flags.append(flags | {"error": float(f"{row[3]:.2g}"), "cosine": round(row[4], 5)})
+
+        elif kind == ARCHITECTURES:
+            self.architectures[row[0]] = dict(zip(("name", "by_default", "in_float32"), row, strict=True))
 
     def document(self) -> dict[str, list[dict[str, object]]]:
         return {
@@ -56,6 +62,8 @@ class Record:
         earlier = json.loads(PATH.read_text()) if PATH.exists() else {}
         kinds = {row["kind"]: row for row in (*earlier.get(DEFAULT_FLAGS, ()), *self.default_flags)}
         reported[DEFAULT_FLAGS] = [kinds[kind] for kind in sorted(kinds)]
+        architectures = {row["name"]: row for row in earlier.get(ARCHITECTURES, ())} | self.architectures
+        reported[ARCHITECTURES] = [architectures[name] for name in sorted(architectures)]
         PATH.write_text(json.dumps({**earlier, **reported}, indent=2) + "\n")
 
 
@@ -95,3 +103,6 @@ record_agreement = _recorder(AGREEMENT)
 
 record_default_flags = _recorder(DEFAULT_FLAGS)
 """What computes a kind of model by default, and how near float32: kind, dtype, by what, error, cosine."""
+
+record_architecture = _recorder(ARCHITECTURES)
+"""Whether a model type of transformers agrees or is refused: model type, by default, in float32."""

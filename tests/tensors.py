@@ -1,9 +1,7 @@
 """Tensors as their authors' libraries write them, and as an attacker would."""
 
-import io
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -11,16 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.model_folders import numpy_file
+from tests.torch_files import NOT_VALID_TORCH, ROWS, WIDTH, RunsCode, as_torch
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 
-WIDTH = 16
 MAX_ROWS = 64
-
-
-def as_torch(tensor: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(tensor, file, **options)
-    return file.getvalue()
 
 
 def as_safetensors(tensor: Tensor) -> bytes:
@@ -32,16 +24,10 @@ def as_npy(tensor: Tensor) -> bytes:
 
 
 FORMS: Mapping[str, Callable[[Tensor], bytes]] = {
+    "torch.save": as_torch,
     "safetensors": as_safetensors,
     "npy": as_npy,
 }
-
-ROWS = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-class RunsCode:
-    def __reduce__(self) -> Any:
-        return (exec, ("raise SystemExit('the pickle has run')",))
 
 
 def safetensors_header(header: bytes, *, length: int | None = None, numbers: int = 5 * WIDTH * 4) -> bytes:
@@ -63,8 +49,6 @@ SIZES = b'{"a":{"dtype":"F32","shape":[%d,%d],"data_offsets":[0,%d]}}'
 
 NOT_VALID: Mapping[str, tuple[bytes, str]] = {
     "unknown format": (b"GIF89a" + bytes(99), "unknown format"),
-    "a file of torch.save": (as_torch(ROWS), "send safetensors or .npy"),
-    "plain pickle": (as_torch(ROWS, _use_new_zipfile_serialization=False), "send safetensors or .npy"),
     "one dimension": (as_npy(ROWS[0]), "1 dimensions"),
     "three dimensions": (as_npy(ROWS[None]), "3 dimensions"),
     "no dimension": (as_npy(ROWS[0, 0]), "0 dimensions"),
@@ -105,6 +89,7 @@ NOT_VALID: Mapping[str, tuple[bytes, str]] = {
     "array of objects": (numpy_file(np.array([RunsCode()])), "|O"),
     "array of records": (npy_header("[('a', '<f4'), ('b', '<f4')]", "(5,)"), "|V8"),
     "broken array header": (npy_header("'<f4'", "((((("), "cannot be read"),
+    **NOT_VALID_TORCH,
     "array of version 3": (as_npy(ROWS).replace(b"NUMPY\x01", b"NUMPY\x03"), "versions"),
 }
 

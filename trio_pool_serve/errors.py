@@ -23,7 +23,6 @@ JobField: TypeAlias = Literal[
     "token_pooling",
     "max_active_dims",
     "truncate_to",
-    "padded",
     "prompt_name",
     "instruction",
     "queries",

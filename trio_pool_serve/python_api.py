@@ -3,21 +3,23 @@
 import re
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from copy import deepcopy
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 import msgspec
 import numpy as np
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 from msgspec import Meta
 from rich.console import Console
 from rich.progress import track
 
+from trio_pool_serve.config.setting import did_you_mean
 from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import ModelSettings, in_process_config, open_service
 from trio_pool_serve.processes.large_imports import allow_torch
@@ -54,6 +56,37 @@ class Options(TypedDict, total=False):
     progress: Annotated[bool | None, Meta(description="True or False")]
 
 
+OTHER_WORDS: Mapping[str, str] = {
+    "normalize_embeddings": "normalize",
+    "prompt": "instruction",
+    "show_progress_bar": "progress",
+    "top_k": "top_n",
+    "truncate_dim": "dimensions",
+    "use_tqdm": "progress",
+}
+"""Arguments of sentence-transformers and vLLM, and what they are called here."""
+
+
+def refuse_unknown(call: str, arguments: Iterable[str], known: Collection[str]) -> None:
+    """Raise ``TypeError`` for an argument that a call does not have, with the one that was probably meant."""
+    for name in arguments:
+        if name not in known:
+            end = did_you_mean(OTHER_WORDS.get(name, name), known, f"; accepted: {', '.join(known)}.")
+            raise TypeError(f"{call}() has no argument `{name}`{end}")
+
+
+def _with_known_arguments(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Have a method refuse unknown arguments by its own name, before Python says that others are missing."""
+    known = [*[*signature(method).parameters][1:-1], *Options.__annotations__]  # without self and options
+
+    @wraps(method)
+    async def call(*args: P.args, **named: P.kwargs) -> R:
+        refuse_unknown(method.__name__, named, known)
+        return await method(*args, **named)
+
+    return call
+
+
 @frozen
 class RankedDocument:
     """A document's index in the list that was given, and its score."""
@@ -70,8 +103,24 @@ class Classes:
     probabilities: Vectors
 
 
+@define(eq=False)
+class ModelFacts:
+    """What is known about a loaded model: as in its entry of ``/v1/models``."""
+
+    name: str
+    tasks: tuple[PoolingTask, ...]
+    dimensions: int
+    """The length of its vectors; 0 if it has none."""
+    max_model_len: int
+    """Tokens of an input."""
+    labels: tuple[str, ...]
+    """Of a classifier."""
+    fingerprint: str
+    """What computes its outputs: the header ``Model-Fingerprint`` of a server."""
+
+
 @frozen(eq=False)
-class AsyncModel:
+class AsyncModel(ModelFacts):
     """A loaded model, for the tasks of one Trio event loop. Concurrent calls share its queue and its batches.
 
     The methods take lists of any length. They raise ``InvalidRequestError`` for inputs and options that the model does
@@ -79,8 +128,9 @@ class AsyncModel:
     Cancellation of each: at once; rows that have not been launched leave the queue.
     """
 
-    service: Service
+    service: Service = field(repr=False)
 
+    @_with_known_arguments
     async def embed(
         self, texts: Texts, *, dimensions: int | None = None, normalize: bool | None = None, **options: Unpack[Options]
     ) -> Vectors:
@@ -88,6 +138,7 @@ class AsyncModel:
         width = dimensions or self.service.model().engine.facts.dimensions
         return np.asarray(await self._pool("embed", texts, options, width, dimensions=dimensions, normalize=normalize))
 
+    @_with_known_arguments
     async def tokens(
         self,
         texts: Texts,
@@ -101,12 +152,14 @@ class AsyncModel:
         fields: Any = {"dimensions": dimensions, "normalize": normalize, "token_pooling": token_pooling}
         return list(await self._pool("token_embed", texts, options, **fields))
 
+    @_with_known_arguments
     async def sparse(
         self, texts: Texts, *, max_active_dims: int | None = None, **options: Unpack[Options]
     ) -> list[SparseVector]:
         """Return weights over the vocabulary, or over latents, for each text. Cancellation: at once."""
         return list(await self._pool("sparse_embed", texts, options, max_active_dims=max_active_dims))
 
+    @_with_known_arguments
     async def classify(
         self, texts: Texts, *, activation: Activation = "probabilities", **options: Unpack[Options]
     ) -> Classes:
@@ -115,6 +168,7 @@ class AsyncModel:
         numbers = np.stack(rows) if len(rows) else np.empty((0, len(model.folder.spec.labels)), np.float32)
         return Classes(tuple(map(model.label, range(numbers.shape[1]))), numbers)
 
+    @_with_known_arguments
     async def score(
         self, texts_1: str | Texts, texts_2: Texts, *, activation: Activation = "score", **options: Unpack[Options]
     ) -> Vectors:
@@ -125,6 +179,7 @@ class AsyncModel:
         first = [texts_1] if isinstance(texts_1, str) else texts_1
         return await self._score({"texts_1": first, "texts_2": texts_2}, activation, options)
 
+    @_with_known_arguments
     async def rerank(
         self, query: str, documents: Texts, *, top_n: int | None = None, **options: Unpack[Options]
     ) -> list[RankedDocument]:
@@ -178,6 +233,19 @@ class AsyncModel:
         return scores
 
 
+async def facts_of(service: Service) -> dict[str, Any]:
+    """Return the fields of ``ModelFacts``. Asynchronous, for a thread to call it in the loop; does not wait."""
+    model = service.model()
+    return {
+        "name": model.name,
+        "tasks": tuple(sorted(model.folder.spec.tasks)),
+        "dimensions": model.engine.facts.dimensions,
+        "max_model_len": model.folder.max_model_len,
+        "labels": tuple(model.folder.spec.labels),
+        "fingerprint": model.computed_by.fingerprint,
+    }
+
+
 @asynccontextmanager
 async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> AsyncIterator[AsyncModel]:
     """Load a model, a local folder or the id of one on the Hugging Face hub, for as long as the block lasts.
@@ -185,9 +253,10 @@ async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> As
     Raises ``ModelLoadError``, ``EngineDeadError`` if the engine ends, ``TypeError`` for an unknown setting and
     ``ValueError`` for a wrong value. Cancellation: at once.
     """
+    refuse_unknown("open_model", settings, ModelSettings.__annotations__)
     async with open_service(in_process_config(str(model), **settings), niceness=None) as service:
         allow_torch()  # for the caller, where the model computes in another process
-        yield AsyncModel(service)
+        yield AsyncModel(**await facts_of(service), service=service)
 
 
 def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Callable[Concatenate["Model", P], R]:
@@ -201,7 +270,7 @@ def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Cal
     return call  # type: ignore[return-value]  # mypy takes ``model`` for a name that callers could use
 
 
-class Model(AbstractContextManager["Model"]):
+class Model(ModelFacts, AbstractContextManager["Model"]):
     """A loaded model for code that blocks, in any thread: ``open_model`` with an event loop in a thread of its own.
 
     It is closed at the end of a ``with`` block, by ``close``, with the last reference to it, or with the process.
@@ -209,9 +278,11 @@ class Model(AbstractContextManager["Model"]):
     """
 
     def __init__(self, model: str | Path, **settings: Unpack[ModelSettings]) -> None:
+        refuse_unknown("Model", settings, ModelSettings.__annotations__)
         self.loop = LoopThread(partial(open_model, model, **settings), name="python-api")
         self.close = weakref.finalize(self, self.loop.close)
         """Cancel calls and free the model. Later calls raise ``RuntimeError``."""
+        super().__init__(**self.loop.call(lambda opened: facts_of(opened.service)))
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -240,10 +311,8 @@ ACCEPTED: Mapping[str, Any] = Options.__annotations__ | {
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for an unknown argument, and ``InvalidRequestError`` for a wrong value."""
+    """Raise ``InvalidRequestError`` for a wrong value."""
     for name, value in arguments.items():
-        if name not in ACCEPTED:
-            raise TypeError(f"Unknown option {name!r}; accepted: {', '.join(Options.__annotations__)}.")
         try:
             msgspec.convert(value, ACCEPTED[name])
         except msgspec.ValidationError:

@@ -78,7 +78,7 @@ class Service:
     on_loaded: Callable[[], object] = field(default=lambda: None, kw_only=True)
     """Called once, after all models are loaded and before the service is ready."""
     reload_hooks: list[Callable[[], Awaitable[None]]] = field(factory=list, init=False)
-    """Called by ``reload``. Code that reads a file at start registers a function here that reads it again."""
+    """Called by ``reload``, at the same time. Code that reads a file at start adds a function that reads it again."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys(self.config), takes_self=True))
     access_log: AccessLog = field(init=False)
@@ -255,13 +255,18 @@ class Service:
     async def reload(self) -> None:
         """Read the files that the settings name again: call all reload hooks. Failures are logged.
 
-        Cancellation: at once; the remaining hooks are not called.
+        Cancellation: at once; what has not been read is not replaced.
         """
-        for hook in self.reload_hooks:
+
+        async def call(hook: Callable[[], Awaitable[None]]) -> None:
             try:
                 await hook()
             except Exception:
                 logger.exception("a file could not be read again")
+
+        async with trio.open_nursery() as nursery:
+            for hook in self.reload_hooks:
+                nursery.start_soon(call, hook)
 
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""

@@ -62,6 +62,13 @@ class Dots(Everything):
     similarity: Similarity = "dot"
 
 
+class Undeclared(ModelSpec):
+    """A language model that may be a reranker, so its vectors are not compared."""
+
+    tasks = frozenset({"embed", "token_embed"})
+    scoring = "vectors"
+
+
 class Labeller(ModelSpec):
     """Sorts into classes without names."""
 

@@ -64,8 +64,6 @@ ERRORS = [
     ),
     ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_query": -1}, "max_tokens_per_query", "must be"),
     ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc", "max_tokens_per_doc"),
-    ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding", "Leave out `padding`"),
-    ("/rerank", {"query": "a", "documents": ["b"], "padding": "max_length"}, "padding", "Leave out `padding`"),
     ("/tokenize", {"prompt": "x" * 200_001}, "prompt", "characters"),
     ("/detokenize", {"tokens": [-1]}, "tokens", "tokens has -1; this model's vocabulary has the ids 0 to 209."),
 ]

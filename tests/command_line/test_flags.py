@@ -62,3 +62,18 @@ def test_the_engine_takes_units_and_bounds_too():
         read_settings("engine", [*arguments, "--drain-timeout-s=-1"])
     with pytest.raises(ValueError, match="--key-file is missing"):
         read_settings("engine", arguments[:2])
+
+
+def test_of_a_flag_that_is_given_twice_the_last_value_counts(tmp_path):
+    first, last = tmp_path / "first.toml", tmp_path / "last.toml"
+    first.write_text("port = 1\n")
+    last.write_text("port = 2\n")
+    twice = {"--dtype": ("float32", "bfloat16"), "--request-timeout-s": ("1s", "2m"), "--api-key": ("a", "b")}
+    flags = [f"{flag}={value}" for flag, values in twice.items() for value in values]
+    read = read_config(["m", "--config", str(first), *flags, "--access-log", "--access-log", f"--config={last}"])
+    assert read.loading.dtype == "bfloat16"
+    assert read.time_limits.request_timeout_s == 120
+    assert read.network.api_key_list == ("b",)
+    assert read.logging.access_log
+    assert read.network.port == 2
+    assert read_config(["m", "--adapter", "a=/a", "--adapter", "b=/b"]).loading.adapter == ("a=/a", "b=/b")

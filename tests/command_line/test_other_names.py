@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.server_process import ROOT
 from trio_pool_serve.cli import main, read_config
-from trio_pool_serve.command_line.other_names import ALIASES, FOREIGN, GONE, translate
+from trio_pool_serve.command_line.other_names import ALIASES, FOREIGN, GONE, VALUES, notes_of, translate
 
 pytestmark = pytest.mark.unit
 OURS = set(re.findall(r"^\| `--([\w-]+)` \|", (ROOT / "docs" / "settings.md").read_text(), flags=re.M))
@@ -17,7 +17,7 @@ def test_no_name_is_both_a_setting_and_another_s_or_in_two_tables():
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 
-@pytest.mark.parametrize("text", [*GONE.values(), *FOREIGN.values(), *ALIASES.values()])
+@pytest.mark.parametrize("text", [*GONE.values(), *FOREIGN.values(), *ALIASES.values(), *filter(None, VALUES.values())])
 def test_what_replaces_a_name_exists(text):
     assert set(re.findall(r"(?<![\w-])--([\w-]+)", text)) <= {*OURS, "config"}
 
@@ -47,10 +47,47 @@ def test_switches_and_values_of_other_flags_stay_as_they_are():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("written", [["--uds"], ["--uds="], ["--hostname", "--port", "9"], ["--json-output=false"]])
+@pytest.mark.parametrize("written", [["--uds"], ["--uds="], ["--hostname", "--port", "9"], ["--json-output=maybe"]])
 def test_a_value_that_is_missing_or_too_much_is_named(written):
     with pytest.raises(ValueError, match=f"^{written[0].partition('=')[0]} (needs a|takes no) value"):
         translate(["m", *written])
+
+
+@pytest.mark.parametrize(("written", "ours"), VALUES.items())
+def test_values_of_tei_and_vllm_that_mean_one_of_ours_are_taken_and_logged(written, ours):
+    flag, _, value = written.partition("=")
+    for words in ([written], [flag, value], [f"--{flag[2:].replace('-', '_')}", value.title()]):
+        assert translate(["m", *words, "--port", "9"]) == ["m", *([ours] if ours else []), "--port", "9"]
+        (note,) = notes_of(["m", *words])
+        assert (ours or "the model's files determine the task") in note
+    assert notes_of(["m", "--dtype", "float32"]) == []
+    assert read_config(["m", written]).models == ("m",)
+
+
+@pytest.mark.parametrize("value", ["generate", "classify", "draft", ""])
+def test_what_this_server_does_not_do_is_refused_whatever_else_the_flag_may_say(value):
+    for flag in ("--runner", "--convert"):
+        with pytest.raises(ValueError, match=f"^{flag} is not supported"):
+            translate(["m", flag, value])
+
+
+@pytest.mark.parametrize(("value", "meant"), [("true", True), ("false", False), ("False", False)])
+def test_true_or_false_after_a_switch_is_its_value(value, meant):
+    config = read_config(["--access-log", value, "--normalize", value, "m"])
+    assert (config.models, config.logging.access_log, config.loading.normalize) == (("m",), meant, meant)
+
+
+@pytest.mark.parametrize(
+    "written", ["m --served-model-name a b", "--served_model_name a b --model m", "--served-model-name a b m"]
+)
+def test_several_names_are_to_be_separated_by_commas(written):
+    with pytest.raises(ValueError, match=r"commas: write a,b\.$"):
+        read_config(written.split())
+
+
+def test_a_model_may_stand_behind_its_name():
+    config = read_config(["--port", "9", "--served-model-name", "a", "b"])
+    assert (config.models, config.sources[0].name) == (("b",), "a")
 
 
 @pytest.mark.parametrize("name", [*GONE, *FOREIGN])

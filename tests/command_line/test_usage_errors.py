@@ -27,7 +27,15 @@ ARGUMENTS = {
     "engine m": "--listen is missing.",
     "convert": "MODEL is missing.",
     "serv m": "Unknown command serv; did you mean serve?",
-    "frobnicate": "Unknown command frobnicate; --help lists all commands.",
+    "org/name": (
+        "Unknown command org/name; --help lists all commands. To serve a model: trio-pool-serve serve org/name"
+    ),
+    "--model-id org/name --port 9": (
+        "Unknown command --model-id; --help lists all commands. "
+        "To serve a model: trio-pool-serve serve org/name --port 9"
+    ),
+    "serve m --json-output=maybe": "--json-output takes no value but true or false.",
+    "serve m --served-model-name a b": "Separate the names of --served-model-name by commas: write a,b.",
     "cache frobnicate": "Unknown command frobnicate; --help lists all commands.",
     "cache list x": "Unexpected argument `x`.",
     "hosts add": "HOST is missing.",

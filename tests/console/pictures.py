@@ -16,7 +16,7 @@ from tests.debian_programs import CHROMIUM_FLAGS, debian_program
 VIEWS = {
     "live": {},
     "similarity": {},
-    "rerank": {},
+    "rerank": {"Model": "minilm"},
     "classify": {"Model": "classifier", "Texts, one per line": "a task is here\nis a task"},
     "token-classes": {"Model": "tagger", "Text": "A task met a task."},
     "late-interaction": {"Model": "minilm"},

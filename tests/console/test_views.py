@@ -202,7 +202,7 @@ def test_a_request_that_is_refused_says_why(visit, server_url, view, fields, sai
 @pytest.mark.slow
 def test_documents_move_to_where_the_api_ranks_them_also_by_a_link(visit, page, server_url):
     documents, query = ["Season the soup.", "Cancel the scope.", "A tram."], "How do I cancel <b>&</b> stop?"
-    done(page, "rerank", {"Query": query, "Documents, one per line": "\n".join(documents)})
+    done(page, "rerank", {"Model": "minilm", "Query": query, "Documents, one per line": "\n".join(documents)})
     results = post(server_url, "/v1/rerank", model="minilm", query=query, documents=documents)["results"]
     ranked = [documents[each["index"]] for each in results]
     rows = list(csv.DictReader(exported(page, "CSV").splitlines()))
@@ -293,7 +293,11 @@ def test_a_report_is_one_file_that_asks_for_nothing(page, browser, tmp_path):
 
 @pytest.mark.slow
 def test_a_request_is_repeated_by_what_the_page_shows(page):
-    done(page, "rerank", {"Query": 'it\'s a "query"', "Documents, one per line": "a task\n$HOME `id` 🙂"})
+    done(
+        page,
+        "rerank",
+        {"Model": "minilm", "Query": 'it\'s a "query"', "Documents, one per line": "a task\n$HOME `id` 🙂"},
+    )
     for language in ("curl", "Python"):
         page.locator("summary", has_text=language).click()
     command, program = [each.inner_text() for each in page.locator("details pre").all()]
@@ -329,6 +333,6 @@ def test_the_link_that_skips_to_the_content_keeps_the_view(page):
 
 @pytest.mark.slow
 def test_a_spreadsheet_computes_no_text(page):
-    done(page, "rerank", {"Documents, one per line": "=1+1\n@SUM(A1)"})
+    done(page, "rerank", {"Model": "minilm", "Documents, one per line": "=1+1\n@SUM(A1)"})
     documents = [row["document"] for row in csv.DictReader(exported(page, "CSV").splitlines())]
     assert sorted(documents) == ["'=1+1", "'@SUM(A1)"]

@@ -23,7 +23,7 @@ from attrs import frozen
 
 from tests.conftest import client_of
 from tests.models import classifier_families, model_families, retrieval_families, static_families, vision_families
-from tests.models.test_reranking_agreement import write_process_reward, write_reranker
+from tests.models.test_reranking_agreement import FLAT, write_process_reward, write_reranker
 from tests.models.test_routed_agreement import ROUTED
 from tests.server.server_process import launched, until
 from trio_pool_serve.config import ModelConfig
@@ -129,7 +129,7 @@ OF_TEXTS: Mapping[str, tuple[Make, Request]] = {
     "bge-m3": (retrieval_families.write_bge_m3, EMBED),
     "bge-m3 tokens": (retrieval_families.write_bge_m3, VECTORS),
     "bge-m3 weights": (retrieval_families.write_bge_m3, SPARSE),
-    "generative reranker": (write_reranker, SCORE),
+    "generative reranker": (partial(write_reranker, template=FLAT), SCORE),
     "process reward model": (write_process_reward, STEPS),
 }
 

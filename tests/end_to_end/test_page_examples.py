@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from importlib.metadata import packages_distributions
 from io import StringIO
 from itertools import pairwise
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import requests
 import voyageai
 from huggingface_hub import close_session
+from packaging.utils import canonicalize_name
 
 from tests.end_to_end.test_clients_litellm import PYTHON as LITELLM_PYTHON
 from tests.end_to_end.texts import API_KEY
@@ -78,6 +81,23 @@ def test_an_example_prints_what_stands_below_it(moved, block, printed):
         program = program.replace(old, new)
     found = printed_by(program, block.language)
     assert printed is None or found == printed
+
+
+SECTIONS = [
+    section
+    for section in re.split(r"^## ", (ROOT / "docs/clients.md").read_text(), flags=re.M)
+    if "```python" in section
+]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=[section.partition("\n")[0] for section in SECTIONS])
+def test_a_client_has_one_line_that_installs_all_that_its_examples_import(section: str):
+    (line,) = re.findall(r"^.*`pip install .*$", section, flags=re.M)
+    installed = {canonicalize_name(name) for name in re.findall(r"[\w-]+", line.partition("pip install")[2])}
+    imported = set(re.findall(r"^(?:from|import) (\w+)", section, flags=re.M)) - sys.stdlib_module_names
+    for module in imported:
+        providers = packages_distributions().get(module, [module])  # litellm has an environment of its own
+        assert installed & {canonicalize_name(provider) for provider in providers}, module
 
 
 def test_the_models_and_the_key_of_the_page_are_those_of_its_server():

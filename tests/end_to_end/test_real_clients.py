@@ -2,7 +2,9 @@
 
 import json
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,6 +25,7 @@ from tests.server.server_process import (
     scripted,
     serving,
 )
+from tests.torch_files import as_torch
 
 TEXTS = varied_texts()
 FEWER = len(SPECIMENS) + 5
@@ -75,6 +78,7 @@ CLIENTS = (ask_openai, ask_httpx)
 def server(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The real model in an engine process, behind two API processes."""
     arguments = (*NAMED, "--dtype", "float32", "--engine", "process", "--api-workers", "2", "--log-format", "text")
+    arguments += ("--enable-prompt-embeds",)
     with serving(tmp_path_factory.mktemp("server"), str(minilm), *arguments) as server:
         yield server
 
@@ -102,6 +106,31 @@ def assert_only_engines_have_torch(server: ServerProcess, api_workers: int) -> N
 
 async def test_the_curl_line_that_is_printed_works_and_processes_that_answer_have_no_torch(server):
     await run_printed_curl_line(server)
+    assert_only_engines_have_torch(server, api_workers=2)
+
+
+@pytest.mark.slow
+async def test_openai_s_client_sends_prompt_embeds_as_vllm_s_documentation_does_and_no_api_process_loads_torch(
+    server, minilm, oracle
+):
+    """The bytes of ``torch.save`` in base64, in ``extra_body``, beside the empty text that the client insists on."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, layer = AutoTokenizer.from_pretrained(minilm), AutoModel.from_pretrained(minilm).get_input_embeddings()
+    encoded = []
+    for text in TEXTS[:FEWER]:
+        token_ids = tokenizer(text, truncation=True, max_length=256, return_tensors="pt").input_ids
+        encoded.append(b64encode(as_torch(layer(token_ids).squeeze(0))).decode())  # with its gradient, as there
+
+    def ask() -> np.ndarray:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", timeout=120) as client:
+            create = partial(client.embeddings.create, model="all-MiniLM-L6-v2", input="")
+            answer = create(extra_body={"prompt_embeds": encoded})
+            alone = create(extra_body={"prompt_embeds": encoded[0]})
+            return np.array([item.embedding for item in [*alone.data, *answer.data]], dtype=np.float32)
+
+    found = await trio.to_thread.run_sync(ask)
+    assert cosines(found, np.concatenate([oracle[:1], oracle[:FEWER]])).min() >= WORST["float32"]
     assert_only_engines_have_torch(server, api_workers=2)
 
 

@@ -22,7 +22,7 @@ from trio_pool_serve.types import Batch
 
 
 class Adaptable(Loader):
-    """Loads runners that have a row to try adapters with, and that refuse those in a folder named ``wrong``."""
+    """Loads runners that have a row to try adapters with, refuse a folder named ``wrong`` and fail for ``broken``."""
 
     def load(self, folder: Any, *arguments: object) -> ScriptedRunner:
         from tests.engine.engines import request
@@ -34,6 +34,8 @@ class Adaptable(Loader):
         return runner
 
     def _refuse(self, batch: Batch) -> None:
+        if batch.adapter is not None and batch.adapter.folder.endswith("broken"):
+            raise RuntimeError("sizes of tensors differ")
         if batch.adapter is not None and batch.adapter.folder.endswith("wrong"):
             raise AdapterError(f"{batch.adapter.folder} is for another model")
 
@@ -315,9 +317,13 @@ def test_settings_of_adapters_that_are_refused(settings, said: str):
         settings()
 
 
-@pytest.mark.parametrize(("folder", "said"), [("wrong", "is for another model"), ("d", "adapter_config.json")])
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("wrong", "is for another model"), ("broken", "The forward pass failed"), ("d", "adapter_config.json")],
+)
 async def test_a_server_does_not_start_with_an_adapter_that_cannot_be_applied(tmp_path: Path, folder: str, said: str):
-    write_adapter(tmp_path / "wrong")
+    for name in ("wrong", "broken"):
+        write_adapter(tmp_path / name)
     config = config_of(f"a={write_scripted_folder(tmp_path / 'd')}", adapter=(f"law={tmp_path / folder}",))
     with pytest.raises(ModelLoadError, match=f"a cannot be loaded: the adapter law: .*{said}"):
         await Service(config, Adaptable().load).run()

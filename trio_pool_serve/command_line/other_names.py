@@ -2,7 +2,8 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
 
 from trio_pool_serve.config.setting import did_you_mean
 
@@ -29,6 +30,24 @@ ALIASES = {
     "uvicorn-log-level": "--log-level={}",
 }
 """Flags with an equivalent of this server; ``{}`` is the value."""
+
+VALUES: Mapping[str, str | None] = {
+    # TEI
+    "--auto-truncate=true": "--long-text=truncate",
+    "--auto-truncate=false": "--long-text=refuse",
+    "--json-output=true": "--log-format=json",
+    "--json-output=false": "--log-format=text",
+    "--pooling=last-token": "--pooling=last",
+    # vLLM
+    "--convert=auto": None,
+    "--convert=embed": "--task=embed",
+    "--dtype=float": "--dtype=float32",
+    "--dtype=half": "--dtype=float16",
+    "--pooling=lasttoken": "--pooling=last",
+    "--runner=auto": None,
+    "--runner=pooling": None,
+}
+"""Values of flags with an equivalent of this server; ``None``: it does that without a flag."""
 
 GONE = {
     "attention": "the default computes without padding on a GPU; --backend torch pads every input.",
@@ -141,13 +160,15 @@ FOREIGN = {
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the flags in ``ALIASES`` replaced by this server's.
+    """Return the arguments with those in ``VALUES`` and the flags in ``ALIASES`` replaced by this server's.
 
     Raises ``ValueError``, which names every flag that is not a setting of this server, with its replacement.
     """
-    refuse_unknown(argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--"))
+    known = [ours for _, ours in meanings(arguments) if ours is not None]
+    refuse_unknown(argument[2:].partition("=")[0] for argument in known if argument.startswith("--"))
+    _refuse_several_names(known)
     translated: list[str] = []
-    rest = deque(arguments)
+    rest = deque(known)
     while rest:
         argument = rest.popleft()
         flag, equals, value = argument.partition("=")
@@ -157,11 +178,42 @@ def translate(arguments: Sequence[str]) -> list[str]:
             if not value or (not equals and value.startswith("-")):
                 raise ValueError(f"{flag} needs a value.")
         elif ours and equals:
-            raise ValueError(f"{flag} takes no value.")
+            raise ValueError(f"{flag} takes no value but true or false.")
         translated.append(ours.replace("{}", value) or argument)
         while ours == ALIASES["lora-modules"] and rest and re.match("[^-=][^=]*=", rest[0]):  # it takes several values
             translated.append(ours.replace("{}", rest.popleft()))
     return translated
+
+
+def meanings(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return each argument with its meaning. A flag is joined by ``=`` with a value in ``VALUES``, true or false."""
+    joined: list[str] = []
+    for flag, argument in pairwise(("", *arguments)):
+        is_bool = flag.startswith("--") and "=" not in flag and argument.lower() in ("true", "false")
+        if is_bool or _name(f"{flag}={argument}") in VALUES:
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return [(each, VALUES.get(_name(each), each)) for each in joined]
+
+
+def notes_of(arguments: Sequence[str]) -> list[str]:
+    """Return a line for the log about each argument in ``VALUES``."""
+    return [
+        f"{written} is accepted: " + (f"here it is {ours}" if ours else "the model's files determine the task")
+        for written, ours in meanings(arguments)
+        if ours != written
+    ]
+
+
+def _refuse_several_names(arguments: Sequence[str]) -> None:
+    """Raise ``ValueError`` for several words after ``--served-model-name``, the last of which may be MODEL."""
+    flags = [*(_name(argument).partition("=")[0] for argument in arguments), "--served-model-name"]  # it is found
+    following = arguments[flags.index("--served-model-name") + 1 :]
+    words = list(takewhile(lambda word: not word.startswith("-"), following))
+    names = words if {"--model", "--model-id"} & {*flags} or not flags[0].startswith("-") else words[:-1]
+    if len(names) > 1:
+        raise ValueError(f"Separate the names of --served-model-name by commas: write {','.join(names)}.")
 
 
 def refuse_unknown(

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,9 @@ class CheckSettings:
 
 REPORT = ReportOptions()
 NO_TABLES = ModelTables()
+
+LAST_COUNTS = Parameter(allow_repeating=True)
+"""Of a flag with one value that is given twice, the last one counts; flags with several values collect them."""
 
 SERVING = Group("Servers", sort_key=0)
 TOOLS = Group("Tools", sort_key=2)
@@ -161,6 +165,10 @@ def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
 
     Raises ``CycloptsError``, ``ValueError`` or ``OSError`` (the file) with a message for the user.
     """
+    given = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    given |= {f"argument {number}": argument for number, argument in enumerate(arguments, 1)}
+    if wrong := [name for name, value in given.items() if re.search("[\udc80-\udcff]", value)]:
+        raise ValueError(f"{wrong[0]} is not UTF-8; names and paths have to be.")  # without the value: it may be a key
     tokens = translate(arguments)
     _refuse_unknown_variables()
     sources: list[Env | Dict] = [Env(ENVIRONMENT_PREFIX, command=False)]
@@ -173,7 +181,7 @@ def read_settings(command_name: str, arguments: Sequence[str]) -> Any:
         refuse_unknown(settings, lambda name: f"{path}: {name}", KEYS | {"model"})
         # Other commands ignore the settings of a server's file that they do not use.
         sources.append(Dict(settings, source=path, use_commands_as_keys=False, allow_unknown=not is_serve))
-    reader = App(config=sources)
+    reader = App(config=sources, default_parameter=LAST_COUNTS)
     reader.default(with_settings(*COMMANDS[command_name]))
     command, bound, _ = reader.parse_args(tokens, print_error=False, exit_on_error=False)
     return command(*bound.args, **bound.kwargs, **({"tables": tables} if is_serve else {}))
@@ -195,9 +203,10 @@ def _refuse_unknown_variables() -> None:
 
 
 def _toml_path(tokens: Sequence[str]) -> str | None:
-    for index, token in enumerate(tokens):
-        if token == "--config" and index + 1 < len(tokens):  # noqa: S105  (a flag)
-            return tokens[index + 1]
+    path = os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG") or None
+    for token, following in pairwise((*tokens, "")):
+        if token == "--config" and following:  # noqa: S105  (a flag)
+            path = following
         if token.startswith("--config="):
-            return token.removeprefix("--config=")
-    return os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG") or None
+            path = token.removeprefix("--config=")
+    return path

@@ -26,9 +26,11 @@ def usage_message(error: Exception) -> str:
             flag = (token.keyword or token.value).partition("=")[0]
             known = [name for argument in arguments if argument.show for name in argument.names]
             return f"Unknown flag {flag}{did_you_mean(flag, known, '; --help-all lists all flags.')}"
-        case UnknownCommandError(unused_tokens=[name, *_], app=app):
+        case UnknownCommandError(unused_tokens=[name, *_] as tokens, app=app):
             commands = [each for each in app or () if not each.startswith("-")]
-            return f"Unknown command {name}{did_you_mean(name, commands, '; --help lists all commands.')}"
+            model = " ".join(tokens).removeprefix("--model-id").lstrip(" =")
+            serve = f" To serve a model: trio-pool-serve serve {model}" if "serve" in commands else ""
+            return f"Unknown command {name}{did_you_mean(name, commands, f'; --help lists all commands.{serve}')}"
         case UnusedCliTokensError(unused_tokens=[value, *_]):
             return f"Unexpected argument `{value}`."
         case MissingArgumentError(argument=argument, keyword=None) if argument is not None:

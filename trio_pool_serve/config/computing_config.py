@@ -13,6 +13,9 @@ Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 STALL_SHARE = 0.1
 """Share of ``--batch-timeout-s``: 30 s by default, in which every batch returns unless its device hangs."""
 
+LEAST_SILENCE_S = 5.0
+"""On a busy machine, the event loop of a process may be late by seconds, and another process takes seconds to load."""
+
 ZONE = r"[A-Za-z0-9._-]{0,63}"
 """The values of Kubernetes labels."""
 
@@ -65,7 +68,8 @@ class SchedulingConfig:
         Setting(
             "Maximum duration of a batch. If a batch takes longer, the device is assumed to hang, and the engine "
             "exits. If a batch has not returned, or an engine process is silent, for a tenth of this time, it counts "
-            "as stalled: `/readyz` returns 503, and new inputs go to other replicas."
+            "as stalled: `/readyz` returns 503, and new inputs go to other replicas. An engine process that is silent "
+            f"for so long, and for at least {LEAST_SILENCE_S:g} s, is killed."
         ),
     ] = field(default=300.0, validator=gt(0))
 
@@ -78,6 +82,11 @@ class SchedulingConfig:
     def stall_timeout_s(self) -> float:
         """Seconds after which a batch, or an engine process that is silent, counts as stalled."""
         return self.batch_timeout_s * STALL_SHARE
+
+    @property
+    def silence_timeout_s(self) -> float:
+        """Seconds of silence after which an engine process is disconnected, and killed by its parent."""
+        return max(LEAST_SILENCE_S, self.stall_timeout_s)
 
 
 @frozen(kw_only=True)

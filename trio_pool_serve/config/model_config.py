@@ -41,10 +41,10 @@ class ModelConfig:
     dtype: Annotated[
         Dtype,
         Setting(
-            "Data type of weights and activations. auto: bfloat16 if the CPU or GPU computes it natively, else "
-            "float32. float16: for GPUs; on CPU the same as auto. int8: on CPU, by OpenVINO. The first start in int8 "
-            "quantises the model, which takes longer. Outputs differ slightly from float32; if they differ too much, "
-            "the server refuses the model."
+            "Data type of weights and activations. auto: bfloat16 if the CPU or GPU computes it natively and the model "
+            "can be computed in it, else float32. float16: for GPUs; on CPU the same as auto. int8: on CPU, "
+            "by OpenVINO. The first start in int8 quantises the model, which takes longer. Outputs differ slightly "
+            "from float32; if they differ too much, the server refuses the model."
         ),
     ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[
@@ -144,8 +144,8 @@ class ModelConfig:
         PoolingTask | None,
         Setting(
             "Task of the model, and the default task of `/pooling`. If the model's files do not support it, the server "
-            "does not start. score also selects the yes/no scoring of Qwen3-Reranker for a causal language model whose "
-            "files declare no task.",
+            "does not start. score also selects the yes/no scoring of Qwen3-Reranker if the files do not show that it "
+            "is one; embed also lets a language model without modules.json score by its vectors.",
             default="from the model's files",
         ),
     ] = field(default=None, validator=optional(in_(get_args(PoolingTask))))

@@ -63,7 +63,7 @@ class NetworkConfig:
         Setting(
             "Routes that require a key. all: all except probes. all-but-metrics: all except probes and `/metrics`. "
             "all-but-models: all except probes and the list of models, which some clients request without a key. "
-            "vllm: only paths that begin with `/v1` or `/v2`, as in vLLM."
+            "vllm: paths that begin with `/v1` or `/v2`, as in vLLM, and routes that change the server."
         ),
     ] = field(default="all", validator=in_(get_args(KeyScope)))
     cors_allow_origins: Annotated[

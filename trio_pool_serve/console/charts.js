@@ -9,13 +9,15 @@ const clock = (seconds) => new Date(seconds * 1e3).toLocaleTimeString("en-GB");
 
 /**
  * Return `{element, update, close}` of a chart. `series` are `[label, colour number, (sample) => value]`, `show` writes
- * a value.
+ * a value. The chart is collapsed while all values are 0 or missing.
  */
 export function timeChart(title, series, show) {
   const holder = h("div", { class: "chart" });
   const summary = h("p", { class: "hidden-text" });
-  const element = h("section", { class: "card" }, h("h2", {}, title), holder, summary);
+  const note = h("span", { class: "muted" });
+  const element = h("details", { class: "card" }, h("summary", {}, h("h2", {}, title), note), holder, summary);
   let plot = null;
+  let isEmpty = null;
   let samples = [];
 
   // uPlot joins the neighbours of undefined values (a second without requests), and leaves a gap at null (not watched).
@@ -50,6 +52,13 @@ export function timeChart(title, series, show) {
     element,
     update(now) {
       samples = now;
+      const wasEmpty = isEmpty;
+      isEmpty = !samples.some((sample) => series.some(([, , of]) => of(sample)));
+      if (isEmpty !== wasEmpty) {
+        element.open = !isEmpty;
+        element.dataset.empty = String(isEmpty);
+        note.textContent = isEmpty ? "nothing to show" : "";
+      }
       if (plot) plot.setData(values());
       else make();
       const last = samples.at(-1);

@@ -5,7 +5,8 @@ import { colour, format, h } from "./elements.js";
 // Viridis at nine places (matplotlib, CC0): its lightness rises evenly, so that it is read without colours too.
 const SCALE = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 const NAN = [128, 128, 128];
-const MAX_NAME = 190;
+const PHONE = matchMedia("(max-width: 600px)");
+const PHONE_MARGINS = 72;  // of the page and of the card around a map, in pixels
 const MAX_CELLS = 40_000;
 
 // Names are in the colour of texts.
@@ -30,17 +31,20 @@ export function heatmap(title, values, [rowNames, columnNames], { low, high, onp
   const flat = values.flat().filter(Number.isFinite);
   const least = low ?? flat.reduce((a, b) => Math.min(a, b), Infinity);
   const most = high ?? flat.reduce((a, b) => Math.max(a, b), -Infinity);
-  const size = Math.max(8, Math.min(cell, Math.floor(900 / Math.max(1, width)), Math.floor(700 / Math.max(1, height))));
-  const font = `${size < 20 ? 9 : 12}px system-ui`;
+  // On a phone, names are short and cells large enough for a finger: a map that is wider scrolls in its box.
+  const [maxName, leastSize] = PHONE.matches ? [110, 24] : [190, 8];
+  const sizeIn = (room) => Math.max(leastSize, Math.min(cell, Math.floor(room / Math.max(1, width)), Math.floor(700 / Math.max(1, height))));
+  const font = `${sizeIn(900) < 20 ? 9 : 12}px system-ui`;
   // Names of rows stand on the left; those of columns above, upright, or as the numbers of rows with the same names.
-  const left = Math.min(MAX_NAME, widest(rowNames.map((name, at) => label(name, at)), font)) + 8;
-  const top = verticalNames ? Math.min(MAX_NAME, widest(columnNames, font)) + 8 : 18;
+  const left = Math.min(maxName, widest(rowNames.map((name, at) => label(name, at)), font)) + 8;
+  const top = verticalNames ? Math.min(maxName, widest(columnNames, font)) + 8 : 18;
+  const size = sizeIn(PHONE.matches ? innerWidth - PHONE_MARGINS - left : 900);
   const canvas = h("canvas", {
     tabindex: "0", role: "application", "aria-roledescription": "heat map",
     "aria-label": `${title}: ${height} rows, ${width} columns, from ${format.number(least, 3)} to ${format.number(most, 3)}. Arrow keys move from cell to cell.`,
   });
   const readout = h("p", { class: "readout", "aria-live": "polite" }, "Point at a cell, or use the arrow keys.");
-  const element = h("figure", { class: "heat", style: { margin: "0" } }, h("figcaption", {}, h("h3", {}, title)), canvas, readout, scaleBar(least, most));
+  const element = h("figure", { class: "heat", style: { margin: "0" } }, h("figcaption", {}, h("h3", {}, title)), h("div", { class: "scroll" }, canvas), readout, scaleBar(least, most));
   let cursor = null;
 
   function draw() {
@@ -108,11 +112,14 @@ export function heatmap(title, values, [rowNames, columnNames], { low, high, onp
     onpick?.(...cursor);
   }
 
-  canvas.addEventListener("pointermove", (event) => {
+  function point(event) {
     const box = canvas.getBoundingClientRect();
     const scale = (left + width * size) / box.width;
     pick(Math.floor(((event.clientY - box.top) * scale - top) / size), Math.floor(((event.clientX - box.left) * scale - left) / size));
-  });
+  }
+
+  canvas.addEventListener("pointermove", point);
+  canvas.addEventListener("pointerdown", point);  // a finger that taps does not move
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step) return;

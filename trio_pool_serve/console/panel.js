@@ -8,15 +8,19 @@ import { snippets } from "./snippets.js";
 /** What a form cannot be sent with; it is shown to the user. */
 export class InputError extends Error {}
 
-/** A select of `models`, an array that may change: `refresh()` shows its models then. */
-export function modelSelect(models, chosen, { none } = {}) {
+/**
+ * A select of `models`, an array that may change: `refresh()` shows its models then. By default the first model whose
+ * main task is `task` is chosen, or else the first one.
+ */
+export function modelSelect(models, chosen, task, { none } = {}) {
   const element = h("select", { class: "models" });
   element.refresh = (value = element.value) => {
     const options = [...(none ? [["", none]] : []), ...models.map(({ id }) => [id, id])];
+    const main = none ? undefined : models.find((model) => model.task === task)?.id;
     element.replaceChildren(...options.map(([id, text]) => h("option", { value: id }, text)));
-    if (options.some(([id]) => id === value)) element.value = value;
+    element.value = options.some(([id]) => id === value) ? value : main ?? options[0]?.[0];
   };
-  element.refresh(chosen ?? "");
+  element.refresh(chosen);
   return element;
 }
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from trio_pool_serve.config.model_sources import HUB_ID
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import require_finite
-from trio_pool_serve.errors import AdapterError, ModelLoadError, NotFiniteError
+from trio_pool_serve.errors import BatchFailedError, ModelLoadError, NotFiniteError
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.folder import locate_folder
 from trio_pool_serve.threads.offload import Offload
@@ -45,6 +45,6 @@ class ServedAdapter:
         if (request := engine.probe_request) is not None:
             try:
                 await engine.submit_all([replace(request, adapter=adapter)], require_finite)
-            except (AdapterError, NotFiniteError) as error:
+            except (BatchFailedError, NotFiniteError) as error:
                 raise ModelLoadError(str(error)) from error
         self.adapter = adapter

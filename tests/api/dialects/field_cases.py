@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, Any] = {
     "prompt_name": "query",
     "truncate_prompt_tokens": 3,
     "truncation_side": Case("left", {"truncate_prompt_tokens": 3}),
-    "padding": Case("max_length", refused=True),
+    "padding": True,
     "activation": False,
     "use_activation": False,
     "raw_scores": True,

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.api.scripted_models import Everything, Unable, serve_as
+from tests.api.scripted_models import Everything, Unable, Undeclared, serve_as
 from tests.conftest import full_queue, wait_idle
 from tests.tables import each
 from trio_pool_serve.api.dialects import DIALECTS
@@ -156,6 +156,22 @@ async def test_a_task_that_the_model_cannot_do_is_refused_with_the_tasks_that_it
     message = assert_error(answer, dialect, 424 if dialect.name == "tei" else 400, "BadRequestError/Backend")
     assert message.endswith("token_classify.")
     assert scripted.batches == []
+
+
+RANKED = [(dialect, endpoint, path) for dialect, endpoint, path in COMPUTED if "rank" in path or "score" in path]
+
+
+@each(NAMES, RANKED, ids(RANKED))
+async def test_a_model_that_may_be_a_reranker_says_why_it_does_not_rank(
+    client, config, service, scripted, dialect, endpoint, path
+):
+    serve_as(service, Undeclared(no_score="If it is an embedding model, set --task embed."))
+    answer = await client.post(place(path, config), json=example(endpoint, config))
+    message = assert_error(answer, dialect, 424 if dialect.name == "tei" else 400, "BadRequestError/Backend")
+    assert message.endswith("token_embed. If it is an embedding model, set --task embed.")
+    assert scripted.batches == []
+    entry = (await client.get("/v1/models")).json()["data"][0]
+    assert entry["tasks"] == ["embed", "token_embed"]
 
 
 @each(NAMES, COMPUTED, ids(COMPUTED))

@@ -58,8 +58,13 @@ async def test_floats_of_8_bits_have_a_byte_for_each_dimension(client, scripted,
     assert await vectors(client, input=[7, 8], embed_dtype=dtype) == [expected.astype(np.float32).tolist()]
     (encoded,) = await vectors(client, input=[7, 8], embed_dtype=dtype, encoding_format="base64")
     assert base64.b64decode(encoded) == expected.tobytes()
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64", "bytes"])
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "float16"])
+async def test_numbers_too_large_for_the_type_are_refused(client, scripted, dtype, encoding_format):
     scripted.on_launch = lambda batch: CopiedBatch([(np.full(8, 1e5, dtype=np.float32),)] * len(batch.requests))
-    error = await refused(client, input=[7, 8], embed_dtype=dtype)
+    error = await refused(client, input=[7, 8], embed_dtype=dtype, encoding_format=encoding_format)
     assert error["param"] == "embed_dtype"
     assert f"too large for {dtype}" in error["message"]
 

@@ -10,6 +10,7 @@ from tests.api.scripted_models import vector_of
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle, until, wait_idle
 from tests.tables import each
+from trio_pool_serve.service import Service
 from trio_pool_serve.types import Batch
 
 
@@ -101,3 +102,37 @@ async def test_the_deadline_is_the_streams_too(client, service, scripted):
     (error,) = events_of(answer.text)
     assert error["error"]["code"] == 504
     await wait_idle(service)
+
+
+def requests_and_seconds(service: Service) -> list[float]:
+    """Count and sum of the histogram of requests."""
+    (family,) = service.metrics.total.collect()
+    return [sample.value for sample in family.samples if sample.name.endswith(("_count", "_sum"))]
+
+
+async def test_a_stream_counts_as_running_and_as_long_as_it_takes(client, service, scripted):
+    """``/load`` counts a stream until its end, and the histogram of requests has all of its time."""
+    at_least_s = 0.2
+    scripted.gate.clear()
+    began = trio.current_time()
+    async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 40], "stream": True}) as answer:
+        assert (await client.get("/load")).json()["server_load"] == 1
+        assert requests_and_seconds(service) == [0, 0]
+        await trio.sleep(at_least_s)  # from a moment at which the request has been running
+        scripted.gate.set()
+        await answer.aread()
+    await until(lambda: service.running_tasks == 0)
+    count, seconds = requests_and_seconds(service)
+    assert count == 1
+    assert at_least_s <= seconds <= trio.current_time() - began
+
+
+async def test_a_stream_whose_client_leaves_no_longer_counts_as_running(client, service, scripted):
+    """As a request that is cancelled, it is not in the histogram of requests."""
+    scripted.gate.clear()
+    async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 40], "stream": True}):
+        assert service.running_tasks == 1
+    await until(lambda: service.running_tasks == 0)
+    scripted.gate.set()
+    await wait_idle(service)
+    assert requests_and_seconds(service) == [0, 0]

@@ -170,7 +170,6 @@ async def test_bytes_come_with_the_place_and_shape_of_each_row(client, task, sha
         ({"dimensions": 9}, "dimensions"),
         ({"dimensions": 0, "task": "token_embed"}, "dimensions"),
         ({"dimensions": 3, "task": "classify"}, "dimensions"),
-        ({"padding": "max_length"}, "padding"),
         ({"input": []}, "input"),
         ({"input": [[]]}, "input"),
         ({"input": [100_000]}, "input"),

@@ -50,13 +50,23 @@ def test_floats_of_8_bits_round_as_torch_does(dtype, vector):
     assert np.array_equal(as_text, expected.float().numpy())
 
 
-@pytest.mark.parametrize("dtype", FLOATS_OF_8_BITS)
-def test_numbers_too_large_for_8_bits_are_refused(dtype):
-    largest = FLOATS_OF_8_BITS[dtype][1]
+LARGEST = {name: largest for name, (_, largest) in FLOATS_OF_8_BITS.items()} | {"float16": 65504}
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_numbers_too_large_for_a_small_float_are_refused(dtype):
+    largest = LARGEST[dtype]
     assert as_dtype(np.float32([largest, -largest]), dtype).astype(np.float32).tolist() == [largest, -largest]
     for number in (largest * 1.25, -largest * 1.25):
         with pytest.raises(InvalidRequestError, match=f"too large for {dtype}"):
             as_dtype(np.float32([1, number]), dtype)
+
+
+def test_the_largest_numbers_of_float32_are_refused_in_bfloat16():
+    largest = np.float32(ml_dtypes.finfo("bfloat16").max)
+    assert as_dtype(np.float32([largest]), "bfloat16") == [largest]
+    with pytest.raises(InvalidRequestError, match="too large for bfloat16"):
+        as_dtype(np.finfo(np.float32).max.reshape(1), "bfloat16")
 
 
 @given(vectors)

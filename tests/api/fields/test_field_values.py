@@ -67,7 +67,6 @@ SPARSE = {"input": "hello", "task": "sparse_embed"}
         ({**SPARSE, "embed_dtype": "int8"}, "embed_dtype"),
         ({**SPARSE, "dimensions": 3}, "dimensions"),
         ({**SPARSE, "normalize": True}, "normalize"),
-        ({**SPARSE, "use_activation": True}, "use_activation"),
     ],
 )
 async def test_weights_over_the_vocabulary_are_numbers_as_the_model_gives_them(client, service, body, param):

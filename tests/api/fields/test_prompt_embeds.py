@@ -18,6 +18,7 @@ from tests.conftest import UNHURRIED, client_of, listening, make_slow, running, 
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from tests.tensors import HOSTILE, ROWS, WIDTH, as_npy
+from tests.torch_files import as_torch
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint_choice import decode_body, endpoints_by_path
 from trio_pool_serve.api.http.json_body import LONG, Payloads, cut_payloads, payload_decoder
@@ -49,6 +50,13 @@ async def test_embeddings_reach_the_model_and_their_rows_are_counted(client, scr
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0}
     (embeds,) = sent(scripted)
     assert np.array_equal(embeds, ROWS.numpy())
+
+
+@pytest.mark.parametrize("beside", [{"input": ""}, {"input": None}, {"input": []}, {}])
+async def test_a_file_of_torch_is_sent_as_vllm_s_clients_send_it(client, scripted, beside):
+    """OpenAI's client insists on an input; vLLM's examples send an empty one."""
+    await post(client, **beside, prompt_embeds=base64.b64encode(as_torch(ROWS)).decode())
+    assert np.array_equal(sent(scripted)[0], ROWS.numpy())
 
 
 async def test_json_escapes_are_undone(client, scripted):

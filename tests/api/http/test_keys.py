@@ -8,6 +8,7 @@ import attrs
 import httpx
 import pytest
 
+from tests.api.http import key_table
 from tests.api.serving import serving
 from tests.tables import each
 from trio_pool_serve.api.routes.discovery import STATES
@@ -24,10 +25,13 @@ VERSIONED += [("POST", path) for path in ("/v1/tokenize", "/v2/embed", "/v2/rera
 VERSIONED += [("GET", path) for path in ("/v1/nothing", "/v2", "/v2/models/none")] + [("POST", "/v1/models")]
 
 OTHERS = [("POST", path) for path in ("/pooling", "/classify", "/score", "/rerank", "/embeddings")]
-OTHERS += [("POST", path) for path in ("/tokenize", "/detokenize", "/invocations", "/reset_mm_cache", "/livez")]
+OTHERS += [("POST", path) for path in ("/tokenize", "/detokenize", "/invocations", "/livez")]
 OTHERS += [("POST", path) for path in ("/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity")]
 OTHERS += [("GET", path) for path in ("/load", "/version", "/info", "/tokenizer_info", "/openapi.json", "/docs")]
 OTHERS += [("GET", path) for path in ("/api/tags", "/meta", "/nothing", "/health/nothing", "/metrics2")]
+
+CHANGING = [("POST", path) for path in ("/reset_mm_cache", "//reset_mm_cache", "/reset_mm_cache/", "/engine_hosts")]
+CHANGING += [(method, "/engine_hosts") for method in ("GET", "HEAD", "OPTIONS", "DELETE")]
 
 MODELS = [("GET", "/v1/models"), ("GET", "/v1/models/"), ("GET", "/v1/models/none"), ("HEAD", "/v1/models")]
 
@@ -37,9 +41,10 @@ NEEDED = {
     "models": (MODELS, {"all", "all-but-metrics", "vllm"}),
     "models, by another name": ([("GET", "/models"), ("HEAD", "/models")], {"all", "all-but-metrics"}),
     "paths with a version": (VERSIONED, {"all", "all-but-metrics", "all-but-models", "vllm"}),
+    "what changes something, and the hosts": (CHANGING, {"all", "all-but-metrics", "all-but-models", "vllm"}),
     "every other path": (OTHERS, {"all", "all-but-metrics", "all-but-models"}),
 }
-"""Routes, and the scopes of the key in which they need it: the table of docs/keys-and-tls.md."""
+"""Routes in other spellings and methods than in ``key_table``, and the scopes of the key in which they need it."""
 
 
 @asynccontextmanager
@@ -66,6 +71,17 @@ async def test_the_scope_says_which_routes_need_the_key(config, scripted, scope)
                 assert (without.status_code == 401) == needed, (name, method, path)
                 assert (wrong.status_code == 401) == needed, (name, method, path)
                 assert right.status_code != 401, (name, method, path)
+
+
+async def test_every_route_needs_the_key_of_the_page_and_is_open_for_a_reason(scripted_folder, tmp_path):
+    """The table of docs/keys-and-tls.md is what servers with each scope respond, and HEAD needs the key of GET."""
+    async with key_table.servers(scripted_folder, tmp_path) as clients:
+        needed = await key_table.needed_keys(clients)
+        assert key_table.table(needed) == key_table.table_in(key_table.PAGE.read_text()), key_table.WRITTEN_BY
+        for (method, path), keys in needed.items():
+            if method == "GET":
+                heads = [await key_table.needed_key(clients[scope], "HEAD", path) for scope in key_table.SCOPES]
+                assert (*heads,) == keys, path
 
 
 async def test_a_request_without_the_key_is_401_in_all_dialects_of_its_path(config, scripted):

@@ -8,8 +8,14 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.api.fields.test_images import LOOPBACK, reads_images, served
+from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import serving
-from tests.conftest import reserving
+from tests.conftest import reserving, until
+from tests.rendering.media.image_server import says
+from tests.rendering.media.image_server import serving as image_server
+from tests.rendering.media.images import RED, encoded
+from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
 from trio_pool_serve.api.dialects.openai import OPENAI
 from trio_pool_serve.api.http.line_responder import LineResponder
@@ -97,6 +103,79 @@ async def test_memory_that_other_requests_hold_is_no_fault_of_a_line(service: Se
         service.memory.add(reservation.client, -service.memory.max_bytes)
     (response,) = await responder_of(service).respond_all(large, Submitter())
     assert response.status != 429
+
+
+IMAGE_BYTES = 50_000
+
+
+async def test_images_wait_for_those_of_their_own_batch_and_each_is_fetched_once(config):
+    """The 120 lines have four times the memory that a client may have, and while nothing is prepared some must wait."""
+    images = {f"/{number}": says(encoded(RED).ljust(IMAGE_BYTES, b"\0")) for number in range(120)}
+    async with served(config, allowed_media_domains=LOOPBACK) as (service, _), image_server(images) as server:
+        service.memory.max_bytes = 120 * IMAGE_BYTES // 2
+        gate = reads_images(service).processor.gate
+        gate.clear()
+        lines = [("/v1/embeddings", {"input": server.url(path), "modality": "image"}) for path in images]
+        windows = [requests_of(lines[at : at + 40]) for at in (0, 40, 80)]
+        responses = []
+
+        async def respond(window: list[LineRequest]) -> None:
+            responses.extend(await responder_of(service).respond_all(window, Submitter()))
+
+        async with trio.open_nursery() as nursery:
+            for window in windows:
+                nursery.start_soon(respond, window)
+            await until(lambda: service.memory.fetched.total() >= 15 * IMAGE_BYTES)
+            assert len(server.heads) <= 30, "as many as a client may have"
+            gate.set()
+        assert [response.status for response in responses] == [200] * 120
+        assert len(server.heads) == 120
+        assert service.memory.held_bytes == 0
+
+
+async def test_a_line_whose_images_alone_are_too_large_is_refused_and_the_others_are_not(config):
+    images = {"/0": says(encoded(RED)), "/1": says(encoded(RED).ljust(IMAGE_BYTES, b"\0"))}
+    async with served(config, allowed_media_domains=LOOPBACK) as (service, _), image_server(images) as server:
+        service.memory.max_bytes = IMAGE_BYTES
+        lines = [("/v1/embeddings", {"input": server.url(f"/{n % 2}"), "modality": "image"}) for n in range(6)]
+        responses = await responder_of(service).respond_all(requests_of(lines), Submitter())
+    assert [response.status for response in responses] == [200, 422] * 3
+    assert b"together larger than 25000 bytes" in responses[1].body
+
+
+async def test_vectors_of_tokens_are_computed_however_much_of_the_memory_a_batch_takes(service: Service):
+    """Three windows at a time, each of whose lines hold as much as one client may have."""
+    serve_as(service, Everything())
+    service.memory.max_bytes = 2 * 18 * 8 * 4  # of 18 vectors of 8 numbers
+    lines = requests_of([("/pooling", {"task": "token_embed", "input": "hello " * 16})] * 40)
+    statuses = []
+
+    async def respond() -> None:
+        responses = await responder_of(service).respond_all(lines, Submitter())
+        statuses.extend(response.status for response in responses)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(respond)
+    assert statuses == [200] * 120
+    assert service.memory.held_bytes == 0
+
+
+async def test_the_tokens_of_a_window_count_once_however_often_it_is_tried(service: Service):
+    usage = KeyUsage()
+    usage.tokens.resize(1000, trio.current_time())
+    lines = requests_of([("/v1/embeddings", {"input": "a"}), ("/v1/embeddings", {"input": "a " * 16_000})])
+    submitter = Submitter(Client("one", is_background=True), usage=usage)
+    with reserving(service.memory, Client("other")) as reservation:
+        service.memory.add(reservation.client, service.memory.max_bytes)
+        with pytest.raises(UnavailableError):
+            await responder_of(service).respond_all(lines, submitter)
+        service.memory.add(reservation.client, -service.memory.max_bytes)
+    assert usage.tokens.used == 0
+    responses = await responder_of(service).respond_all(lines, submitter)
+    assert usage.tokens.used == pytest.approx(sum(response.tokens for response in responses), abs=1)
+    assert usage.tokens.used > 0
 
 
 async def test_a_cancelled_window_leaves_nothing_behind(service: Service, scripted):

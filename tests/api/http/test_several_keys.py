@@ -16,7 +16,7 @@ from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
-from trio_pool_serve.config import Config
+from trio_pool_serve.config import BatchConfig, Config
 from trio_pool_serve.errors import AuthenticationError, ModelLoadError
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
@@ -176,6 +176,16 @@ async def test_a_key_may_have_smaller_bodies(config, scripted, key_file):
         assert (await client.post("/v1/embeddings", content=chunks(), headers=headers)).status_code == 413
 
 
+async def test_uploads_have_bounds_of_their_own(config, scripted, key_file, tmp_path):
+    """A key's ``max_body_bytes`` is not for the files that it uploads, but ``--max-stored-bytes`` is."""
+    batch = BatchConfig(data_dir=tmp_path / "data", max_stored_bytes=10_000)
+    async with keyed(attrs.evolve(config, batch=batch), scripted, key_file) as (_, client):
+        client.headers["x-api-key"] = "short-key"
+        for size, status in ((5000, 200), (5000, 403)):
+            form = {"data": {"purpose": "batch"}, "files": {"file": ("a.jsonl", b"x" * size)}}
+            assert (await client.post("/v1/files", **form)).status_code == status
+
+
 async def test_operators_routes_take_a_key_with_admin(config, scripted, key_file):
     async with keyed(config, scripted, key_file) as (_, client):
         for method, path in (("GET", "/metrics"), ("GET", "/metrics/"), ("GET", "/load"), ("POST", "/reset_mm_cache")):
@@ -216,11 +226,6 @@ async def test_without_a_file_a_trusted_proxy_names_the_client_and_several_keys_
 # -- reading the file again ------------------------------------------------------------------------------------------
 
 
-async def reload(service: Service) -> None:
-    for hook in service.reload_hooks:
-        await hook()
-
-
 async def test_keys_come_and_go_with_the_file_their_usage_stays_and_a_broken_file_changes_nothing(
     config, scripted, key_file, caplog
 ):
@@ -229,17 +234,28 @@ async def test_keys_come_and_go_with_the_file_their_usage_stays_and_a_broken_fil
             await embed(client, "few-key")
         renamed = '"new-key"\nrequests_per_minute = 3'
         key_file.write_text(KEYS.replace('"few-key"\nrequests_per_minute = 2', renamed))
-        await reload(service)
+        await service.reload()
         assert (await embed(client, "new-key")).status_code == 200
         # The key of the same name has used two of its three.
         assert (await embed(client, "new-key")).status_code == 429
         assert (await embed(client, "few-key")).status_code == 401
         for broken in ("[a", "[a]\nkey = 'SECRET-KEY'\nmodels = ['none']", None):
             key_file.write_text(broken) if broken else key_file.unlink()
-            await reload(service)
+            await service.reload()
             assert (await embed(client, "plain-key")).status_code == 200
         assert caplog.text.count("reloading the API keys failed") == 3
         assert "SECRET-KEY" not in caplog.text
+
+
+async def test_a_key_is_revoked_while_another_file_is_still_being_read(config, scripted, key_file):
+    async with keyed(config, scripted, key_file) as (service, client), trio.open_nursery() as nursery:
+        service.reload_hooks.insert(0, trio.sleep_forever)
+        key_file.write_text(KEYS.replace("few-key", "new-key"))
+        nursery.start_soon(service.reload)
+        with trio.fail_after(30):
+            while (await embed(client, "few-key")).status_code != 401:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_broken_file_or_a_key_of_the_flag_in_it_ends_a_server_that_starts(config, scripted, key_file):

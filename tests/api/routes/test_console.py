@@ -95,7 +95,7 @@ async def test_the_page_is_open_and_what_it_shows_needs_a_key_for_all_clients_an
 async def test_models_are_described_as_far_as_a_form_depends_on_them(service, client):
     become(service, Able())
     (model,) = (await client.get("/console/models")).json()
-    assert model["tasks"] == ["classify", "embed", "score"]
+    assert (model["tasks"], model["task"]) == (["classify", "embed", "score"], "embed")
     assert (model["scoring"], model["labels"], model["state"]) == ("late_interaction", ["short", "long"], "loaded")
     assert model["prompts"] == ["classification", "code.query", "document", "query"]
 

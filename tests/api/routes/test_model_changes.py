@@ -88,6 +88,8 @@ REFUSED = {
     b"": "", b"[]": "", b"{}": "", b'{"model": ""}': "", b'{"model": 1}': "", b'{"model": "\xff"}': "",
     b'{"model": "b\\u0000"}': "", b'{"model": "' + b"x" * 5000 + b'"}': "",
     B + b'"name": ""}': "", B + b'"name": "c\\n"}': "", B + b'"name": "c", "aliases": ["c"]}': "",
+    B + b'"name": "/"}': "not only slashes", B + b'"name": "c", "aliases": ["//"]}': "not only slashes",
+    B + b'"name": "///", "parent": "a"}': "not only slashes",
     B + b'"aliases": [' + b",".join(b'"%d"' % n for n in range(17)) + b"]}": "",
     B + b'"nmae": "c"}': "Unknown key nmae; accepted: model, aliases, revision",
     B + b'"dtype": "int3"}': "accepted: auto, float32, bfloat16, float16, int8",

@@ -103,5 +103,6 @@ INVOCATIONS = PathByFields(
     path="/invocations",
     targets=("/v1/embeddings", "/classify", "/pooling", *dict.fromkeys(path for _, path in PATHS), "/predict"),
     path_of=path_of_fields,
+    summary="As the route that the body's fields are for.",
 )
 """SageMaker's one route for every task."""

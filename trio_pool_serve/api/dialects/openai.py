@@ -50,6 +50,8 @@ class EmbeddingsRequest(InputFields):
     """
 
     NORMALIZE_NAMES: ClassVar[tuple[str, ...]] = ("normalize", "use_activation")
+    OTHER_TYPES: ClassVar[tuple[str, ...]] = ("application/octet-stream", "text/event-stream")
+    """Content types of responses besides JSON."""
     encoding_format: EncodingFormat | None = None
     embed_dtype: EmbedDtype | None = None
     endianness: Endianness | None = None
@@ -58,7 +60,9 @@ class EmbeddingsRequest(InputFields):
     normalize: bool | None = None
     stream: bool | None = None
     late_chunking: bool | None = None
-    late_chunking_params: Any = refused("with late_chunking the texts of input are the chunks, without parameters")
+    late_chunking_params: Any = refused(
+        "with late_chunking the texts of input are the chunks, without parameters", [{}]
+    )
     chunks: list[Chunk] | None = None
     modality: Literal["text", "image"] | None = None
     """Sent by infinity's clients: with ``image`` the inputs are URLs of images."""

@@ -40,18 +40,17 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
     int8 is ``round(x · 127 / max|x|)``, each vector by its own maximum: cosine similarity does not care
     about the scale, and none of the range is wasted. uint8 is the same plus 128. ubinary packs one bit
     per dimension, ``x ≥ 0``, most significant bit first; binary is the same less 128, as int8. Raises
-    ``InvalidRequestError`` for numbers that a float of 8 bits cannot hold.
+    ``InvalidRequestError`` for numbers that a float of 8 or 16 bits cannot hold.
     """
     match dtype:
         case "float32":
             return vector
-        case "float16":
-            return vector.astype(np.float16)
-        case "bfloat16" | "fp8_e4m3" | "fp8_e5m2":
+        case "float16" | "bfloat16" | "fp8_e4m3" | "fp8_e5m2":
             import ml_dtypes  # imported here: 5 ms
 
-            small = vector.astype(getattr(ml_dtypes, SMALL_FLOATS[dtype]))
-            if dtype != "bfloat16" and not np.isfinite(small).all():
+            with np.errstate(over="ignore"):
+                small = vector.astype(np.float16 if dtype == "float16" else getattr(ml_dtypes, SMALL_FLOATS[dtype]))
+            if not np.isfinite(small).all():
                 raise InvalidRequestError(f"The vectors have numbers too large for {dtype}.", param="embed_dtype")
             return small
         case "int8" | "uint8":

@@ -68,14 +68,14 @@ Input = str | list[str | TokenId | list[TokenId]]
 AnyInput = str | InputObject | list[str | TokenId | InputObject | list[TokenId | InputObject]]
 """Also texts and images as objects, among texts that are strings; messages, and lists of messages."""
 
-Padding: TypeAlias = Literal["max_length", "do_not_pad"]
-"""As in transformers' tokenizers."""
+Padding: TypeAlias = bool | Literal["longest", "max_length", "do_not_pad"]
+"""As in transformers' tokenizers. No value changes an output: padding is masked, and models that were trained with it
+always pad."""
 
 INPUT_FIELD_NAMES: FieldNames = {
     "prompts": ("messages", "prompt_embeds", "input"),
     "template_kwargs": "chat_template_kwargs",
     "truncate_to": "truncate_prompt_tokens",
-    "padded": "padding",
 }
 """The names of a job's fields in requests with ``InputFields``."""
 
@@ -115,12 +115,16 @@ class InputFields(ConversationFields, RequestOptions):
             truncation_side=self.truncation_side,
             add_special_tokens=bool(self.add_special_tokens) if is_chat else self.add_special_tokens is not False,
             prompt_name=self.prompt_name,
-            padded=self.padding == "max_length",
         )
 
     def prompts(self, network: NetworkConfig) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
-        given = the_one_given(input=self.input, messages=self.messages, prompt_embeds=self.prompt_embeds)
+        given = the_one_given(
+            # OpenAI's client always sends an input: for vLLM, an empty one beside prompt_embeds.
+            input=self.input if self.prompt_embeds is None else self.input or None,
+            messages=self.messages,
+            prompt_embeds=self.prompt_embeds,
+        )
         messages = self._messages_in_input if self.messages is None else self.messages
         if messages is not None:
             return [*self.conversations(messages, network, param=given)]

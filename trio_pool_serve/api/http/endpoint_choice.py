@@ -23,6 +23,9 @@ MAX_NAME = 64
 MAX_NAMES = 5
 """Characters of an unknown field, and such fields, that an error repeats."""
 
+WITHOUT_EFFECT = frozenset({"padding", "user"})
+"""Fields that change no response: a dialect of the path accepts them even if only another one has them."""
+
 CandidatesOf: TypeAlias = Callable[[Buffer | bytes], Sequence[DialectEndpoint]]
 """Returns the endpoints that a body may be for. Raises ``PoolServeError``."""
 
@@ -38,6 +41,8 @@ class PathByFields:
     path: str
     targets: tuple[str, ...]
     path_of: Callable[[Mapping[str, msgspec.Raw], Service], str]
+    summary: str
+    """A line for ``/openapi.json``."""
 
 
 @frozen(eq=False)
@@ -63,7 +68,7 @@ def endpoints_by_path(dialects: Sequence[Dialect]) -> Mapping[str, Sequence[Dial
         if len(claims_all) > 1:
             raise ValueError(f"{path} is claimed by {' and '.join(claims_all)} without discriminators.")
         fields = [frozenset(fields_dict(candidate.endpoint.wire)) for candidate in candidates]
-        every = frozenset[str]().union(*fields)
+        every = frozenset[str]().union(*fields) - WITHOUT_EFFECT
         candidates[:] = [evolve(each, foreign=every - own) for each, own in zip(candidates, fields, strict=True)]
     return found
 

@@ -64,7 +64,7 @@ class LineResponder:
         return self._handler_of(path) is not None
 
     async def respond_all(self, lines: Sequence[LineRequest], submitter: Submitter) -> list[LineResponse]:
-        """Return the responses to the lines of one window, in their order.
+        """Return the responses to the lines of one window, in their order; then their tokens count as used.
 
         Raises ``UnavailableError``. Cancellation: at once; nothing of the window stays in the queue.
         """
@@ -81,11 +81,14 @@ class LineResponder:
                     nursery.start_soon(respond, index, line)
                     # All at once they would keep the event loop from other requests for a tenth of a second.
                     await trio.sleep(PAUSE_S if self.service.running_tasks else 0)
-        return [response for response in responses if response is not None]
+        done = [response for response in responses if response is not None]
+        if submitter.usage is not None:
+            submitter.usage.take_tokens(sum(response.tokens for response in done))
+        return done
 
     async def _respond(self, line: LineRequest, submitter: Submitter, member: WindowMember) -> LineResponse:
         handler, decoded = self._handler_of(line.path), None
-        timings = RequestTimings(on_tokens=None if submitter.usage is None else submitter.usage.take_tokens)
+        timings = RequestTimings()
         reservation = Reservation(self.service.memory, submitter.client)
         context = RequestContext(timings, submitter.client, reservation=reservation)
         try:

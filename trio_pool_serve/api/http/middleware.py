@@ -61,7 +61,7 @@ class Middleware:
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
     written in all dialects of the path (``by_path``), or in ``default``. ``open_routes``, methods with paths, need no
     API key, whatever ``--api-key-scope`` is; the paths ``for_admins``, or methods with paths as routes have them, need
-    a key with ``admin``.
+    a key with ``admin``. The scope may leave those of them open that are ``monitored``.
     """
 
     _service: Service
@@ -69,6 +69,7 @@ class Middleware:
     _by_path: Mapping[str, Sequence[Dialect]] = field(kw_only=True)
     _open_routes: Collection[tuple[str, str]] = field(kw_only=True)
     _for_admins: Collection[str | tuple[str, str]] = field(kw_only=True)
+    _monitored: Collection[str] = field(kw_only=True)
     _network: NetworkConfig = field(
         init=False, default=Factory(lambda self: self._service.config.network, takes_self=True)
     )
@@ -153,6 +154,15 @@ class Middleware:
         begin_trace(request, self._service)
         return self._finished(request, response)
 
+    def refuse_without_key(self, request: HttpRequest) -> HttpResponse | None:
+        """Return the response to a request that lacks the API key it needs; ``None`` for others."""
+        try:
+            self._identify(request)
+        except AuthenticationError as error:
+            begin_trace(request, self._service)
+            return self._finished(request, self.error_response(request, error))
+        return None
+
     def _remember(self, same: Hashable, refusal: KnownRefusal, request: HttpRequest) -> None:
         assert isinstance(refusal.response.body, bytes)  # noqa: S101  (errors are)
         if msgspec.json.encode(request.request_id)[1:-1] in refusal.response.body:
@@ -188,7 +198,7 @@ class Middleware:
         if (method, path) in self._open_routes or (self._origins and method == "OPTIONS"):
             return False  # browsers ask for a page's permission without its key
         if self._network.api_key_scope == "vllm":
-            return path.startswith(("/v1", "/v2"))
+            return path.startswith(("/v1", "/v2")) or (path in self._for_admins and path not in self._monitored)
         if self._network.api_key_scope == "all-but-models":
             return method not in ("GET", "HEAD") or request.route not in MODEL_LIST
         return self._network.api_key_scope == "all" or path != "/metrics"

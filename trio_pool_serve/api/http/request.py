@@ -18,8 +18,6 @@ from trio_pool_serve.api.http.json_errors import wrong_value
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import InvalidRequestError
-from trio_pool_serve.rendering.memory_budget import Reservation
-from trio_pool_serve.serving.served_model import ModelUse
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
@@ -79,12 +77,8 @@ class HttpRequest:
     key: ApiKey | None = field(init=False, default=None)
     models: frozenset[str] | None = field(init=False, default=None)
     """Names of the models that the request may use, ``None`` for all."""
-    usage: KeyUsage | None = field(init=False, default=None)
-    """The usage of the key, once it counts the request as running."""
-    reservation: Reservation | None = field(init=False, default=None)
-    """The memory that it holds, including its response until that has been sent."""
-    model_use: ModelUse | None = field(init=False, default=None)
-    """The use of its model, if that ends with the request: for a response that is streamed."""
+    at_end: list[Callable[[], object]] = field(init=False, factory=list)
+    """Called once its response has been sent: they release the memory, and count it as no longer running."""
     route: str = field(init=False, default="")
     """The path of the route, with ``{name}`` for a variable part."""
     model: str | None = field(init=False, default=None)
@@ -115,21 +109,16 @@ class HttpRequest:
     def apply_limits(self, usage: KeyUsage) -> None:
         """Apply the limits of the request's key. Raises ``OverloadedError``."""
         usage.enter(trio.current_time())
-        self.usage = usage
+        self.at_end.append(usage.leave)
         if self.key is not None and self.key.max_body_bytes is not None:
             self.body.lower_limit(self.key.max_body_bytes)
         if usage.tokens.per_minute:
             self.timings.on_tokens = usage.take_tokens
 
     def end(self) -> None:
-        """Count the request as no longer running, and release its memory; again, it does nothing."""
-        if self.reservation is not None:
-            self.reservation.release()
-        if self.usage is not None:
-            self.usage.leave()
-            self.usage = None
-        if self.model_use is not None:
-            self.model_use.end()
+        """Call what is to be called at the end; again, it does nothing."""
+        while self.at_end:
+            self.at_end.pop()()
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its name in lower case; the first, if there are several."""

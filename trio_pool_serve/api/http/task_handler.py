@@ -96,29 +96,36 @@ class TaskHandler:
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Return the response. Cancellation: at once; work that threads have begun is finished."""
-        service, is_background = self.service, request.client.is_background
+        service = self.service
         request.is_task = True
         service.require_open()
         timeout_s = set_deadline(request, service.config.time_limits.request_timeout_s)
-        service.running_tasks += not is_background
-        reservation = request.reservation = Reservation(service.memory, request.client)
-        is_answered = False
+        reservation = Reservation(service.memory, request.client)
+        request.at_end.append(reservation.release)
+        response: HttpResponse | None = None
+        service.running_tasks += 1
         try:
-            with trio.CancelScope(deadline=request.deadline) as scope:  # a third less than ``trio.fail_at``
+            with trio.CancelScope(deadline=request.deadline):  # a third less than ``trio.fail_at``
                 response = await self._respond(request, reservation)
-                is_answered = True
         finally:
-            service.running_tasks -= not is_background
-            if not is_answered:
+            if response is None:
                 reservation.release()
-        if scope.cancelled_caught:
+            if response is None or isinstance(response.body, bytes):
+                service.running_tasks -= 1
+        if response is None:
             raise DeadlineExceededError(f"The deadline of {timeout_s:g} s has passed.")
         if isinstance(response.body, bytes):
             request.wire = None
             reservation.settle(len(response.body))
-        if not is_background:
             service.metrics.total.observe(request.timings.total_s)
+        else:
+            request.at_end.append(partial(self._end_stream, request))
         return response
+
+    def _end_stream(self, request: HttpRequest) -> None:
+        self.service.running_tasks -= 1
+        if request.cancel_reason is None:
+            self.service.metrics.total.observe(request.timings.total_s)
 
     async def _respond(self, request: HttpRequest, reservation: Reservation) -> HttpResponse:
         service = self.service
@@ -154,7 +161,8 @@ class TaskHandler:
             response = await claimed_by.endpoint.respond(call)
             request.fingerprint = model.computed_by.fingerprint
             if not isinstance(response.body, bytes):
-                use.outlives_context, request.model_use = True, use
+                use.outlives_context = True
+                request.at_end.append(use.end)
         return response
 
     async def _decoded(self, request: HttpRequest) -> DecodedBody:

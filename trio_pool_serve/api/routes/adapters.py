@@ -33,7 +33,9 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_NAME_CHARACTERS = 256
 """Names are labels of metrics."""
 
-ACCEPTED_NAMES = "Names and paths consist of printable characters, and names have no blanks at their ends."
+ACCEPTED_NAMES = (
+    "Names and paths consist of printable characters; names have no blanks at their ends, and not only slashes."
+)
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Location: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
@@ -90,7 +92,9 @@ async def decoded(service: Service, request: HttpRequest, kind: type[Body], expe
 
 def are_accepted(path: str, *names: str) -> bool:
     """Return whether a path and names are as ``ACCEPTED_NAMES`` says."""
-    return path.isprintable() and all(name.isprintable() and name == name.strip() for name in names)
+    return path.isprintable() and all(
+        name.isprintable() and name == name.strip() and name.strip("/") != "" for name in names
+    )
 
 
 async def load_adapter(
@@ -122,7 +126,7 @@ def adapter_change_routes(service: Service) -> Routes:
         body = await decoded(service, request, LoadedLora, '{"lora_name": "NAME", "lora_path": "FOLDER"}')
         if not (body.lora_name and body.lora_path):
             raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.")
-        is_folder: bool = await service.offload.run("download", lambda: _is_folder(body))
+        is_folder: bool = await service.offload.run("download", lambda: Path(body.lora_path).expanduser().is_dir())
         if not (is_folder or HUB_ID.fullmatch(body.lora_path)):
             raise NotFoundError(f"Loading lora {body.lora_name} failed: No adapter found for {body.lora_path}")
         parent = body.parent or service.models.find(among=request.models).source.name
@@ -155,10 +159,6 @@ def adapter_change_routes(service: Service) -> Routes:
         return _said(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return {("POST", LOAD_PATH): load, ("POST", UNLOAD_PATH): unload}
-
-
-def _is_folder(body: LoadedLora) -> bool:
-    return Path(body.lora_path).expanduser().is_dir()
 
 
 def _said(text: str) -> HttpResponse:

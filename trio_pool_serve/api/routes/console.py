@@ -15,6 +15,7 @@ import msgspec
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
+from trio_pool_serve.api.routes.models import main_task_of
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ServedModel
 
@@ -120,6 +121,7 @@ def _described(served: ServedModel) -> dict[str, object]:
     return {
         "id": served.source.name,
         "state": served.shown_state,
+        "task": None if folder is None else main_task_of(folder),
         "tasks": [] if spec is None else sorted(spec.tasks),
         "scoring": spec and spec.scoring,
         "max_model_len": 0 if folder is None else folder.max_model_len,

@@ -48,12 +48,17 @@ TASK_PREFERENCE: tuple[PoolingTask, ...] = (
     "sparse_embed",
     "token_classify",
 )
-"""The first of these that a model can do is the ``task`` of its entry."""
+"""The first of these that a model can do is the ``task`` of its entry, unless ``--task`` says another."""
 
 
 def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
     """Return the tasks of a model, the preferred one first."""
     return [task for task in TASK_PREFERENCE if task in folder.spec.tasks]
+
+
+def main_task_of(folder: AnyModelFolder) -> PoolingTask:
+    """Return the ``task`` of a model's entry: the one that it is served for."""
+    return folder.task or tasks_of(folder)[0]
 
 
 def model_object(service: Service, served: ServedModel, name: str) -> dict[str, object]:
@@ -73,7 +78,7 @@ def model_object(service: Service, served: ServedModel, name: str) -> dict[str, 
         "max_tokens": length,
         "context_length": length,
         "model_type": None if folder is None else _kind_of(folder.spec).replace("reranker", "rerank"),
-        "task": None if folder is None else folder.task or tasks[0],
+        "task": None if folder is None else main_task_of(folder),
         "tasks": tasks or None,
         "sparse_indices": folder.spec.sparse_indices if folder and "sparse_embed" in tasks else None,
         "last_used": None if served.last_used is None else int(served.last_used),

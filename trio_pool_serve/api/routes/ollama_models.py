@@ -54,10 +54,6 @@ def _details(served: ServedModel, folder: AnyModelFolder) -> dict[str, object]:
     }
 
 
-def _capabilities(folder: AnyModelFolder) -> list[str]:
-    return ["embedding"] if "embed" in folder.spec.tasks else []
-
-
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
@@ -73,7 +69,7 @@ def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, 
         "size": memory.resident_bytes + memory.device_bytes,
         "digest": sha256(source.encode()).hexdigest(),
         "details": _details(served, folder),
-        "capabilities": _capabilities(folder),
+        "capabilities": ["embedding"] if "embed" in folder.spec.tasks else [],
     }
 
 

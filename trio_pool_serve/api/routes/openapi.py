@@ -29,11 +29,20 @@ ASSETS: Mapping[str, str] = {"swagger-ui-bundle.js": "text/javascript", "swagger
 
 PAGE = b"""<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><title>trio_pool_serve</title><link rel="stylesheet" href="docs/swagger-ui.css"></head>
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>trio_pool_serve</title>
+<link rel="icon" href="console/icon.svg">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<style>.response-col_links { display: none }</style>
+</head>
 <body>
 <div id="swagger-ui"></div>
 <script src="docs/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null})</script>
+<script>
+SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null, defaultModelsExpandDepth: 0})
+</script>
 </body>
 </html>
 """
@@ -169,6 +178,7 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     paths = {path: {"post": _task_route(candidates, schema_of)} for path, candidates in by_path.items()}
+    paths[by_fields.path]["post"] |= {"tags": ["all dialects"], "summary": by_fields.summary}
     for (method, path), operation in OPERATIONS.items():
         if (method, path) not in without:
             paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
@@ -186,21 +196,23 @@ def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, 
     endpoints = [candidate.endpoint for candidate in candidates]
     bodies = [schema_of[endpoint.wire] for endpoint in endpoints]
     repeated = len({candidate.dialect.name for candidate in candidates}) < len(candidates)
+    # Swagger UI shows the first one, here that of bodies without special fields, and lists the others by their names.
     examples = {
-        f"{candidate.dialect.name} {candidate.endpoint.paths[0]}" if repeated else candidate.dialect.name: {
-            "summary": candidate.endpoint.summary,
-            "value": candidate.endpoint.example,
+        f"{each.dialect.name} {each.endpoint.paths[0]}" if repeated else each.dialect.name: {
+            "description": each.endpoint.summary,
+            "value": each.endpoint.example,
         }
-        for candidate in candidates
+        for each in sorted(candidates, key=lambda each: bool(each.endpoint.discriminators))
     }
     responses = [schema_of[endpoint.response] for endpoint in endpoints if endpoint.response is not None]
     if 0 < len(responses) < len(endpoints):
         responses.append({"description": "The response of another dialect, which is no JSON object."})
-    content = {"application/json": {"schema": {"anyOf": responses}}} if responses else {"application/json": {}}
+    content: dict[str, Any] = {"application/json": {"schema": {"anyOf": responses}} if responses else {}}
+    content |= {kind: {} for endpoint in endpoints for kind in getattr(endpoint.wire, "OTHER_TYPES", ())}
     fingerprint = {"description": "The model's `fingerprint` in /v1/models.", "schema": {"type": "string"}}
     return {
         "tags": [candidates[-1].dialect.name],
-        "summary": " ".join(dict.fromkeys(endpoint.summary for endpoint in endpoints)),
+        "summary": endpoints[-1].summary,
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": {"anyOf": bodies}, "examples": examples}},

@@ -44,7 +44,10 @@ HOST_ROUTES = (("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH))
 
 MAX_BODY_BYTES = 4096
 
-ADMIN_PATHS = frozenset({"/metrics", "/load", "/reset_mm_cache", LIVE_PATH, HOSTS_PATH, DRAIN_PATH})
+MONITORED_PATHS = frozenset({"/metrics", "/load", LIVE_PATH})
+"""They show the load of all clients, and change nothing: ``--api-key-scope`` may leave them open to monitoring."""
+
+ADMIN_PATHS = MONITORED_PATHS | {"/reset_mm_cache", HOSTS_PATH, DRAIN_PATH}
 """They show or affect all clients: of the keys of ``--api-keys-file``, only keys with ``admin`` may use them."""
 
 

@@ -124,22 +124,13 @@ def file_routes(service: Service) -> Routes:
         announced = request.body.announced
         if announced > MAX_FILE_BYTES + FORM_BYTES:
             raise PayloadTooLargeError(f"The file exceeds {in_units(MAX_FILE_BYTES)}.")
-        async with (
-            batches.reserving(request.owner, announced) as reserve,
-            batches.uploads,
-            batches.receiving() as received,
-        ):
+        async with batches.receiving(request.owner, announced) as received:
             async for piece in request.pieces:
                 if not announced:
-                    await reserve(len(piece))
+                    await batches.reserve(received, len(piece))
                 await service.offload.run("files", partial(_take, form, received, piece))
             await service.offload.run("files", partial(_take, form, received, None))
-            file = await batches.complete(
-                received,
-                request.owner,
-                filename=_filename_of(form),
-                expire_s=_expiry_of(form),
-            )
+            file = await batches.complete(received, filename=_filename_of(form), expire_s=_expiry_of(form))
         return HttpResponse.json(file_object(file))
 
     async def files(request: HttpRequest, batches: OpenBatches) -> HttpResponse:

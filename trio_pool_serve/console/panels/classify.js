@@ -13,7 +13,7 @@ export const classify = {
   accepts: (model) => model.tasks.includes("classify"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const model = modelSelect(models, state.model);
+    const model = modelSelect(models, state.model, "classify");
     const [texts, textField] = textArea("Texts, one per line", state.texts ?? EXAMPLE, 6);
 
     async function run(signal) {

@@ -17,7 +17,7 @@ export const lateInteraction = {
   open(main, models, frame) {
     const state = frame.state.get();
     const trained = models.find(({ scoring }) => scoring === "late_interaction");
-    const model = modelSelect(models, state.model ?? trained?.id);
+    const model = modelSelect(models, state.model ?? trained?.id, "token_embed");
     const [query, queryField] = textArea("Query", state.query ?? QUERY, 2);
     const [given, documentField] = textArea("Document", state.document ?? DOCUMENT, 6);
 

@@ -14,7 +14,7 @@ export const rerank = {
   accepts: (model) => model.tasks.includes("score"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const model = modelSelect(models, state.model);
+    const model = modelSelect(models, state.model, "score");
     const [query, queryField] = textArea("Query", state.query ?? QUERY, 2);
     const [documents, documentField] = textArea("Documents, one per line", state.documents ?? DOCUMENTS, 10);
 

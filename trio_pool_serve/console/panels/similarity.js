@@ -19,7 +19,7 @@ export const similarity = {
     const [texts, textField] = textArea("Texts, one per line", state.texts ?? EXAMPLE, 8);
     const images = models.some((model) => model.accepts_images) ? new ImageDrop() : null;
     const side = (name, withNone) => {
-      const model = modelSelect(models, state[`model_${name}`], withNone ? { none: "nothing" } : {});
+      const model = modelSelect(models, state[`model_${name}`], "embed", withNone ? { none: "nothing" } : {});
       const prompt = promptSelect(models, model, state[`prompt_${name}`]);
       const box = h("fieldset", {}, h("legend", {}, withNone ? "Compare with" : "Model"),
         h("div", { class: "row" }, field("Model", model), field("Prompt", prompt)));

@@ -14,7 +14,7 @@ export const sparse = {
   accepts: (model) => model.tasks.includes("sparse_embed"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const model = modelSelect(models, state.model);
+    const model = modelSelect(models, state.model, "sparse_embed");
     const inputType = select([["document", "a document"], ["query", "a query"]], state.input_type);
     const [text, textField] = textArea("Text", state.text ?? EXAMPLE, 6);
 

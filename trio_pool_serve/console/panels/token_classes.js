@@ -15,8 +15,7 @@ export const tokenClasses = {
   accepts: (model) => model.tasks.includes("token_classify"),
   open(main, models, frame) {
     const state = frame.state.get();
-    const trained = models.find(({ tasks }) => !tasks.includes("classify"));
-    const model = modelSelect(models, state.model ?? trained?.id);
+    const model = modelSelect(models, state.model, "token_classify");
     const [text, textField] = textArea("Text", state.text ?? EXAMPLE, 6);
 
     async function run(signal) {

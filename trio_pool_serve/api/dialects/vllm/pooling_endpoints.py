@@ -97,6 +97,7 @@ class PoolingRequest(EmbeddingsRequest):
     """
 
     NORMALIZE_NAMES = ("normalize",)  # the tasks decide which values use_activation changes
+    OTHER_TYPES = ("application/octet-stream",)
     task: str | None = None
     tasks: list[str] | None = None
     input_type: str | None = None
@@ -123,8 +124,7 @@ class PoolingRequest(EmbeddingsRequest):
             refuse_given(self, ("max_active_dims",), "is for sparse_embed")
         has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
-            others = () if has_labels else ("use_activation", "activation")
-            refuse_given(self, ("normalize", "dimensions", *others), "has no meaning for these tasks")
+            refuse_given(self, ("normalize", "dimensions"), "has no meaning for these tasks")
         if has_labels:
             return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
         return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))

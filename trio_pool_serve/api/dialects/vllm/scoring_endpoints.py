@@ -38,7 +38,6 @@ WireSide: TypeAlias = str | ContentInput | list[str | ContentInput]
 SCORE_FIELD_NAMES: FieldNames = {
     "prompts": None,  # of either side, or both together
     "truncate_to": "truncate_prompt_tokens",
-    "padded": "padding",
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
     "queries": tuple(dict.fromkeys(first for first, _ in SIDE_NAMES)),
@@ -73,7 +72,6 @@ class ScoreOptions(RequestOptions):
                 truncate_to=truncate_to if self.truncate_prompt_tokens is None else self.truncate_prompt_tokens,
                 truncation_side=self.truncation_side,
                 instruction=self._instruction(),
-                padded=self.padding == "max_length",
             ),
             max_query_tokens=self.max_tokens_per_query or None,
             max_document_tokens=self.max_tokens_per_doc or None,

@@ -42,7 +42,7 @@ class TokenizeRequest(ConversationFields):
         given = the_one_given(prompt=self.prompt, messages=self.messages)
         if self.messages is None:
             self.refuse_chat_fields(given)
-            if self.input_type is not None and self.add_special_tokens is not None:
+            if self.input_type is not None and self.add_special_tokens is False:
                 raise InvalidRequestError(
                     "Leave out `add_special_tokens`: input_type determines them.", param="add_special_tokens"
                 )
