@@ -1,6 +1,7 @@
 """Writes docs/agreement.md from docs/agreement.json, which ``scripts/test --write-agreement -m ""`` writes."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,6 +43,16 @@ are compared.
 | --- | --- | ---: | ---: |
 """
 
+ARCHITECTURES = """
+## Every text architecture of transformers
+Each model type of transformers that reads token ids is tried with default flags, on a CPU that computes bfloat16, and
+with `--dtype float32`; torch computes both. Models are tiny and have random weights. *Agrees*: the means of states are
+the means that transformers computes in the same data type. The names are values of `model_type` in config.json.
+
+| default flags | `--dtype float32` | model types |
+| --- | --- | --- |
+"""
+
 CLIENTS = """
 ## Clients
 Each client is run against a live server.
@@ -62,7 +73,15 @@ def agreement_page() -> str:
         (row["kind"], f"{row['by']}, {row['dtype']}", f"{row['error']:.1e}", f"{row['cosine']:.5f}")
         for row in record["default_flags"]
     ]
-    return HEAD + _rows(models) + DEFAULT_FLAGS + _rows(defaults) + CLIENTS + _rows(clients)
+    by_outcome = defaultdict[tuple[str, str], list[str]](list)
+    for row in record["architectures"]:
+        by_outcome[row["by_default"], row["in_float32"]].append(f"`{row['name']}`")
+    outcomes = [
+        (by_default, "the same" if in_float32 == by_default else in_float32, ", ".join(names))
+        for (by_default, in_float32), names in sorted(by_outcome.items())
+    ]
+    tables = (HEAD, models), (DEFAULT_FLAGS, defaults), (ARCHITECTURES, outcomes), (CLIENTS, clients)
+    return "".join(text + _rows(rows) for text, rows in tables)
 
 
 def _rows(rows: Iterable[tuple[str, ...]]) -> str:

@@ -62,7 +62,7 @@ def routes_page() -> str:
         for candidate in candidates:
             fields = listed(candidate.endpoint.discriminators)
             parts.append(f"| `{path}` | {candidate.dialect.name} | {fields} | {candidate.endpoint.summary} |\n")
-    parts.append(f"| `{INVOCATIONS.path}` | all | | As the route that the body's fields are for. |\n")
+    parts.append(f"| `{INVOCATIONS.path}` | all | | {INVOCATIONS.summary} |\n")
     parts.append(OTHERS)
     for (method, path), operation in OPERATIONS.items():
         parts.append(f"| `{method} {path}` | {key_of(method, path)} | {operation.summary} |\n")
