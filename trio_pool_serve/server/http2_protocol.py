@@ -159,8 +159,7 @@ class Http2Protocol(H2Protocol):
     async def _wait_for_turn(self) -> None:
         if self.app.client_has_left:
             self.app.stop_reading()
-        is_slow = self._is_going_away or self.app.address_budget.is_exceeded
-        await trio.sleep(PAUSE_S if is_slow else 0)
+        await trio.sleep(PAUSE_S if self._is_going_away or self.app.address_budget.is_exceeded else 0)
 
     async def _count(self, frame: Frame) -> None:
         """Count a frame if it brings nothing; past the budget, begin to close the connection."""
