@@ -78,15 +78,23 @@ def test_true_or_false_after_a_switch_is_its_value(value, meant):
 
 
 @pytest.mark.parametrize(
-    "written", ["m --served-model-name a b", "--served_model_name a b --model m", "--served-model-name a b m"]
+    "written",
+    [
+        "m --served-model-name a b",
+        "--served_model_name a b --model m",
+        "--served-model-name a b m",
+        "m --Served_Model_Name=a b",
+        "--served-model-name=a b m",
+    ],
 )
 def test_several_names_are_to_be_separated_by_commas(written):
     with pytest.raises(ValueError, match=r"commas: write a,b\.$"):
         read_config(written.split())
 
 
-def test_a_model_may_stand_behind_its_name():
-    config = read_config(["--port", "9", "--served-model-name", "a", "b"])
+@pytest.mark.parametrize("name", [["--served-model-name", "a"], ["--served-model-name=a"]])
+def test_a_model_may_stand_behind_its_name(name):
+    config = read_config(["--port", "9", *name, "b"])
     assert (config.models, config.sources[0].name) == (("b",), "a")
 
 

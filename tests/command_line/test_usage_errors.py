@@ -34,6 +34,7 @@ ARGUMENTS = {
         "Unknown command --model-id; --help lists all commands. "
         "To serve a model: trio-pool-serve serve org/name --port 9"
     ),
+    "serve m --device gpu": "--device: `gpu` is not auto, cpu, cuda or cuda:N.",
     "serve m --json-output=maybe": "--json-output takes no value but true or false.",
     "serve m --served-model-name a b": "Separate the names of --served-model-name by commas: write a,b.",
     "cache frobnicate": "Unknown command frobnicate; --help lists all commands.",

@@ -40,7 +40,7 @@ from trio_pool_serve.models.files.known_keys import OLD_NAMES
 from trio_pool_serve.models.files.native_configs import NATIVE
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker import JUDGE as QUESTION
-from trio_pool_serve.models.generative_reranker import GenerativeReranker, RerankerTemplate
+from trio_pool_serve.models.generative_reranker import OF_FLAG, GenerativeReranker, RerankerTemplate
 from trio_pool_serve.models.late_interaction import QueryExpansion
 from trio_pool_serve.models.process_reward import ProcessReward
 from trio_pool_serve.models.sparse import Sparse
@@ -244,8 +244,8 @@ CLASSIFIERS = [
     *(
         (
             saved_from("Qwen3ForCausalLM") | words,
-            {"spec": GenerativeReranker(template=RerankerTemplate(), **JUDGE), "spec.tasks": {"score"},
-             "spec.scoring": "pairs"},
+            {"spec": GenerativeReranker(template=RerankerTemplate(), **JUDGE, assumption=OF_FLAG),
+             "spec.tasks": {"score"}, "spec.scoring": "pairs"},
             {"task": "score"},
         )
         for words in VOCABULARIES

@@ -191,16 +191,20 @@ async def test_a_language_model_asked_for_yes_or_no_agrees(
     assert await difference(path, PROMPTS, other, **settings, rendering=rendering) < TOLERANCE
 
 
-def test_a_recognised_card_is_said_and_a_name_is_not_enough(tmp_path: Path):
+def test_a_prompt_that_is_assumed_is_said_and_a_name_is_not_enough(tmp_path: Path):
     path = write_reranker(tmp_path / "Qwen3-Reranker-0.6B", template=PLAIN_CHAT)
     spec = read_model_folder(path).spec
     assert spec.tasks == {"embed", "token_embed"}
     assert spec.no_score.endswith(
         "set --task embed to score by its vectors. If it is Qwen3-Reranker, set --task score."
     )
+    by_flag = ModelConfig(task="score")
+    assert read_model_folder(path, by_flag).spec.assumption.startswith(
+        "The folder declares no prompt for pairs and is "
+    )
     (path / "README.md").write_text(CARD)
     assert read_model_folder(path).spec.assumption.startswith("README.md is Qwen3-Reranker's model card: pairs are ")
-    assert read_model_folder(path, ModelConfig(task="score")).spec.assumption == ""
+    assert read_model_folder(path, by_flag).spec.assumption == ""
     (path / "README.md").write_bytes(b"\xff" + CARD.encode())
     assert read_model_folder(path).spec.tasks == {"embed", "token_embed"}
 

@@ -77,13 +77,13 @@ async def test_buffers_towers_and_further_layers_are_not_used(
 def test_other_weights_are_refused_by_name(name: str, backend: str, tmp_path: Path):
     path = write_family(tmp_path / "model", "qwen3")
     add(path, name, "lm_head.weight")
-    refuse(path, rf"Qwen3Model does not use 1 weights of the checkpoint: {name}\. Without", backend=backend)
+    refuse(path, rf"Qwen3Model does not use these weights of the checkpoint: {name}\. Without", backend=backend)
 
 
 def test_of_many_weights_some_are_named(tmp_path: Path):
     path = write_family(tmp_path / "model", "bert")
     add(path, *(f"crf.{letter}" for letter in "abcdefg"))
-    refuse(path, r"does not use 7 weights of the checkpoint: crf\.a, crf\.b, crf\.c, crf\.d, crf\.e and 2 more\.")
+    refuse(path, r"does not use these weights of the checkpoint: crf\.a, crf\.b, crf\.c, crf\.d, crf\.e and 2 more\.")
 
 
 def test_a_projection_beside_modules_is_colbert_s(tmp_path: Path):
@@ -101,7 +101,7 @@ def published_voyage(path: Path, **config: Any) -> Path:
 
 
 def test_voyage_4_nano_is_refused_for_its_projection(tmp_path: Path):
-    refuse(published_voyage(tmp_path / "model"), "does not use 1 weights of the checkpoint: linear.weight")
+    refuse(published_voyage(tmp_path / "model"), "does not use these weights of the checkpoint: linear.weight")
 
 
 def test_voyage_4_nano_s_own_class_is_refused_by_name(tmp_path: Path):

@@ -175,7 +175,7 @@ WRONG = [
     ({"dtype": "int4"}, ValueError, r"^'dtype' must be in \('float32', .*\(got 'int4'\)$"),
     ({"input_type": "question"}, ValueError, "^'input_type' must be in"),
     ({"prompt_name": "search"}, InvalidRequestError, "prompt_name 'search' is not a prompt"),
-    ({"device": "tpu"}, ModelLoadError, "no such kind of device"),
+    ({"device": "tpu"}, ValueError, "--device: `tpu` is not auto, cpu, cuda or cuda:N"),
     ({"max_model_len": -1}, ValueError, "--max-model-len must be more than 0, not -1"),
     ({"dimension": 8}, TypeError, "Unknown option dimension; accepted: prompt_name"),
     ({"column": 3}, TypeError, "3 is not a name of a column"),

@@ -208,8 +208,9 @@ def notes_of(arguments: Sequence[str]) -> list[str]:
 
 def _refuse_several_names(arguments: Sequence[str]) -> None:
     """Raise ``ValueError`` for several words after ``--served-model-name``, the last of which may be MODEL."""
-    flags = [*(_name(argument).partition("=")[0] for argument in arguments), "--served-model-name"]  # it is found
-    following = arguments[flags.index("--served-model-name") + 1 :]
+    pieces = [piece for argument in arguments for piece in re.split("(?i)(?<=^--served.model.name)=", argument)]
+    flags = [*(_name(piece).partition("=")[0] for piece in pieces), "--served-model-name"]  # it is found
+    following = pieces[flags.index("--served-model-name") + 1 :]
     words = list(takewhile(lambda word: not word.startswith("-"), following))
     names = words if {"--model", "--model-id"} & {*flags} or not flags[0].startswith("-") else words[:-1]
     if len(names) > 1:

@@ -53,7 +53,7 @@ class ModelConfig:
             "Device: auto, cpu, cuda or cuda:N. auto: cuda if there is a GPU, else cpu. cuda: all visible GPUs; with "
             "`--engine local` only the first. cuda:N: only GPU N of the visible ones, counted from 0."
         ),
-    ] = "auto"
+    ] = field(default="auto", validator=matches(r"auto|cpu|cuda(:\d{1,4})?", "auto, cpu, cuda or cuda:N"))
     backend: Annotated[
         BackendChoice,
         Setting(

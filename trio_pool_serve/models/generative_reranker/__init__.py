@@ -28,6 +28,7 @@ from trio_pool_serve.types import RenderedPrompt
 QWEN3 = "Qwen3ForCausalLM"
 JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 OF_CARD = "README.md is Qwen3-Reranker's model card: pairs are scored with its prompt. For vectors, set --task embed."
+OF_FLAG = "The folder declares no prompt for pairs and is scored with Qwen3-Reranker's, which other models do not know."
 
 
 @frozen(kw_only=True)
@@ -90,12 +91,13 @@ def read_generative_reranker(files: FolderFiles, config: ModelConfig) -> Generat
         true_token_id, false_token_id = _token_id(files, "yes"), _token_id(files, "no")
     else:
         return None
+    assumption = OF_CARD if config.task is None else "" if has_card(files) else OF_FLAG
     return GenerativeReranker(
         true_token_id=true_token_id,
         false_token_id=false_token_id,
         score_activation=score_activation(files, 1),
         template=template,
-        assumption=OF_CARD if config.task is None and isinstance(template, RerankerTemplate) else "",
+        assumption=assumption if isinstance(template, RerankerTemplate) else "",
     )
 
 

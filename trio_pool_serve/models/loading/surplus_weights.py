@@ -50,8 +50,8 @@ def require_used(unused: Iterable[str], folder: Path, model: Any) -> None:
     ]
     require(
         not unknown,
-        f"{folder}: transformers' {type(model).__name__} does not use {len(unknown)} weights of the checkpoint: "
+        f"{folder}: transformers' {type(model).__name__} does not use these weights of the checkpoint: "
         f"{shown(unknown)}. Without them it would compute something else than its authors' code.",
     )
     if names:
-        logger.info("%s: %d weights are not used: %s", folder.name, len(names), shown(names))
+        logger.info("%s: some weights are not used: %s", folder.name, shown(names))
