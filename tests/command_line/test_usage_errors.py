@@ -119,4 +119,9 @@ def test_wrong_variables(refused, monkeypatch, name, message):
 )  # fmt: skip
 def test_variables_of_kubernetes_and_of_other_commands_are_no_errors(refused, monkeypatch, name, value):
     monkeypatch.setenv(ENVIRONMENT_PREFIX + name, value)
-    assert "`=m` is not MODEL or NAME=MODEL: the name or the model is empty." in refused("serve", "=m")
+    for model in ("=m", "/=m", "/"):
+        said = f"`{model}` is not MODEL or NAME=MODEL: the name is empty or /, or the model is empty."
+        assert said in refused("serve", model)
+    assert "--served-model-name: `a,/` is not a name, or several with commas." in refused(
+        "serve", "m", "--served-model-name", "a,/"
+    )

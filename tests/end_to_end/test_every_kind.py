@@ -22,6 +22,7 @@ import trio
 from attrs import frozen
 
 from tests.conftest import client_of
+from tests.end_to_end.programs.native_bfloat16 import NATIVE_FLAGS
 from tests.models import classifier_families, model_families, retrieval_families, static_families, vision_families
 from tests.models.test_reranking_agreement import FLAT, write_process_reward, write_reranker
 from tests.models.test_routed_agreement import ROUTED
@@ -31,6 +32,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.cpu_features import has_native_bfloat16
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Vectors
@@ -175,9 +177,12 @@ async def answers(
         # All in one process, which a model that is served alone has too, and not a process for each.
         flags = (*flags, "--max-loaded-models", "4")
     folder.mkdir()  # noqa: ASYNC240
-    if "--max-loaded-models" in flags and "torch" not in flags and len(command) == 4 and "tests." not in command[2]:
+    if "--max-loaded-models" in flags and "torch" not in flags:
         cache = Path(os.environ["XDG_CACHE_HOME"], "trio_pool_serve")  # where the server looks
-        await trio.to_thread.run_sync(convert_all, [path for path, _ in kinds.values()], cache, flags)
+        with pytest.MonkeyPatch.context() as patched:
+            if "tests." in command[2]:
+                patched.setattr(cpu_features, "_flags", lambda: NATIVE_FLAGS)
+            await trio.to_thread.run_sync(convert_all, [path for path, _ in kinds.values()], cache, flags)
     async with launched(folder, *models, *flags, command=command) as server, client_of(server.url) as client:
         client.timeout = httpx.Timeout(300)
         found = {}

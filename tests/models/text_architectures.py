@@ -63,10 +63,10 @@ REFUSED: Mapping[str, str] = {
 
 UNTRIED = {
     "blt": "reads bytes in patches, by a second model",
-    "glm5_next_text": "its sizes fit no tiny model",
-    "hy_v4_vl_text": "its sizes fit no tiny model",
+    "glm5_next_text": "has sizes that fit no tiny model",
+    "hy_v4_vl_text": "has sizes that fit no tiny model",
     "layoutlmv2": "requires detectron2",
-    "qwen4_exp_text": "its sizes fit no tiny model",
+    "qwen4_exp_text": "has sizes that fit no tiny model",
     "vits": "speaks texts",
 }
 

@@ -1,7 +1,9 @@
 """HTTP/2 connections: frames that bring nothing, requests without a key, clients that leave."""
 
+import itertools
 import json
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_network
@@ -17,7 +19,7 @@ import hypercorn.config
 import pytest
 import trio
 
-from benchmarks.http2_floods import DATA, END_HEADERS, FLOODS, HEADERS, PING, PREFACE, SETTINGS, frame
+from benchmarks.http2_floods import DATA, END_HEADERS, FLOODS, HEADERS, PING, PREFACE, SETTINGS, UNKNOWN, frame
 from tests.conftest import running
 from tests.scripted_runner import ScriptedRunner
 from tests.server.served_app import app, connect, served_app
@@ -25,8 +27,8 @@ from tests.server.server_process import until
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
-from trio_pool_serve.server.frame_budget import BURST, PER_S, FrameBudget
-from trio_pool_serve.server.http2_protocol import HEAD_BYTES_PER_FRAME, USUAL_HEAD, SingleFrames
+from trio_pool_serve.server.frame_budget import BURST, BYTES_PER_FRAME, PER_REQUEST, PER_S, FrameBudget
+from trio_pool_serve.server.http2_protocol import HEAD_BYTES_PER_FRAME, TURN_S, USUAL_HEAD, Http2Protocol, SingleFrames
 from trio_pool_serve.server.listener import hypercorn_config
 from trio_pool_serve.server.server_context import ADDRESS_CONNECTIONS, Connections
 from trio_pool_serve.service import Service
@@ -226,7 +228,7 @@ async def test_addresses_have_a_budget_and_trusted_proxies_only_one_for_each_con
             await clients[-1].event(h2.events.StreamEnded, number)
 
 
-async def test_a_budget_is_regained_by_time_requests_and_bytes(autojump_clock):
+async def test_a_budget_is_regained_by_time(autojump_clock):
     """A connection that lives for days is not closed for a ping each minute."""
     budget = FrameBudget()
     budget.spend(BURST + 1)
@@ -236,6 +238,57 @@ async def test_a_budget_is_regained_by_time_requests_and_bytes(autojump_clock):
     budget.spend(3 * BURST)
     await trio.sleep(BURST / PER_S + 1)
     assert not budget.is_exceeded
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "pings"),
+    [(0, int(PER_REQUEST) - 1), (BYTES_PER_FRAME * 30, 30)],
+    ids=["completed requests", "bytes of responses"],
+)
+async def test_a_budget_is_regained_by_work(nbytes, pings):
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(nbytes)})
+
+    async with serving(respond) as connected:
+        client = await connected()
+        for _ in range(3 * int(BURST) // pings):
+            for _ in range(pings):
+                client.protocol.ping(bytes(8))
+            number = client.begin()
+            await client.send()
+            await client.event(h2.events.StreamEnded, number)
+            client.protocol.increment_flow_control_window(nbytes or 1)
+
+
+async def test_other_tasks_have_turns_between_the_frames_of_one_read(monkeypatch):
+    ticks, seen, count = itertools.count(), [], Http2Protocol._count
+
+    async def counted(self: Http2Protocol, read: Any) -> None:
+        time.sleep(2 * TURN_S)  # noqa: ASYNC251  (a large frame takes as long)
+        seen.append(next(ticks))
+        await count(self, read)
+
+    async def tick() -> None:
+        while True:
+            next(ticks)
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Http2Protocol, "_count", counted)
+    async with serving() as connected, trio.open_nursery() as nursery:
+        client = await connected()
+        nursery.start_soon(tick)
+        await client.send(50 * frame(UNKNOWN))  # without a reply, so nothing waits for the socket
+        number = client.begin()
+        await client.send()
+        await client.event(h2.events.StreamEnded, number)
+        nursery.cancel_scope.cancel(reason="the test has ended")
+    gaps = [after - before - 1 for before, after in itertools.pairwise(seen)]
+    assert len(gaps) > 50
+    assert sum(gaps) >= len(gaps) - 2, "about one turn of another task for each frame"
 
 
 async def test_requests_of_a_client_that_has_left_are_not_begun():

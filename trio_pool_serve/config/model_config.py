@@ -25,7 +25,9 @@ class ModelConfig:
             "first. `*` stands for all other names.",
             default="MODEL",
         ),
-    ] = field(default=None, validator=optional(matches(r"[^,]+(,[^,]+)*", "a name, or several with commas")))
+    ] = field(
+        default=None, validator=optional(matches(r"/*[^,/][^,]*(,/*[^,/][^,]*)*", "a name, or several with commas"))
+    )
     revision: Annotated[
         str | None,
         Setting("Version of a model on the hub: a branch, a tag or a commit id.", default="main"),

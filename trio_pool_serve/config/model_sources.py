@@ -63,8 +63,8 @@ def source_of(model: str, loading: ModelConfig) -> ModelSource:
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
-    if not (name and location):
-        raise ValueError(f"`{model}` is not MODEL or NAME=MODEL: the name or the model is empty.")
+    if not (name.strip("/") and location):
+        raise ValueError(f"`{model}` is not MODEL or NAME=MODEL: the name is empty or /, or the model is empty.")
     given = loading.served_model_name
     first, *aliases = map(str.strip, given.split(",")) if given else [name]
     return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))
@@ -85,7 +85,7 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
             raise ValueError(f"`{min(of_server)}` is not a setting of one model; it is a flag of the server.")
         raise ValueError(f"Unknown key {min(unknown)}{did_you_mean(min(unknown), KEYS, f'; accepted: {ACCEPTED}.')}")
     own = {key: converted(key, value, KEYS[key]) for key, value in own.items()}
-    if not name or "model" not in own:
+    if not name.strip("/") or "model" not in own:
         raise ValueError("A model needs a name and `model`, a local folder or the id of a model on the hub.")
     location, aliases = own.pop("model"), own.pop("aliases", ())
     replaced = {EXCLUSIVE[key]: None for key in own if key in EXCLUSIVE}

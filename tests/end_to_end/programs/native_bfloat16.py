@@ -3,7 +3,8 @@
 from trio_pool_serve.cli import main
 from trio_pool_serve.runner import cpu_features
 
-cpu_features._flags = lambda: frozenset({"avx512_bf16", "avx512_vnni"})  # type: ignore[assignment]
+NATIVE_FLAGS = frozenset({"avx512_bf16", "avx512_vnni"})
 
 if __name__ == "__main__":
+    cpu_features._flags = lambda: NATIVE_FLAGS  # type: ignore[assignment]
     main()
