@@ -252,7 +252,11 @@ async def test_the_kinds_of_texts_start_and_answer(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kinds", "flags"), [(OF_TEXTS, FLAGS), (OF_IMAGES, FLAGS[:2])], ids=["texts", "images"])
+@pytest.mark.parametrize(
+    ("kinds", "flags"),
+    [*((dict([*OF_TEXTS.items()][part::3]), FLAGS) for part in range(3)), (OF_IMAGES, FLAGS[:2])],
+    ids=["texts 1", "texts 2", "texts 3", "images"],  # all texts take longer than a test may
+)
 async def test_every_kind_starts_and_answers_with_all_flags(
     tmp_path: Path, kinds: Any, flags: Any, record_default_flags: Any
 ):
