@@ -1,7 +1,7 @@
 """A forward pass: its rows and images as tensors for the backbone, and the interface of heads."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -133,18 +133,14 @@ def require_placeholders(requests: Sequence[PoolingRequest], token_id: int) -> N
             raise ValueError(f"an input must contain {places} placeholders for its images")
 
 
-def image_inputs(
-    images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype, on_host: Collection[str] = ()
-) -> dict[str, Tensor]:
+def image_inputs(images: Sequence[ImageFeatures], *, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the arrays of all images on the device, concatenated along their first dimension.
 
-    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers. Those named in
-    ``on_host`` stay there: sizes that the model's code reads.
+    Floating-point arrays (pixels) are converted to ``dtype``; the others (grids, masks) stay integers.
     """
     inputs = {}
     for name in images[0].arrays:
-        array = joined(images, name)
-        tensor = torch.from_numpy(array) if name in on_host else to_device(array, device)
+        tensor = to_device(joined(images, name), device)
         inputs[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return inputs
 

@@ -53,7 +53,7 @@ class TwoTowers(Backbone):
         images = images_of(forward.requests)
         return self._vectors(
             "get_image_features",
-            **image_inputs(images, device=forward.device, dtype=self.model.dtype, on_host=("spatial_shapes",)),
+            **image_inputs(images, device=forward.device, dtype=self.model.dtype),
         )
 
     def _vectors(self, method: str, **inputs: Tensor) -> Tensor:
