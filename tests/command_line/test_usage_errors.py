@@ -34,7 +34,10 @@ ARGUMENTS = {
         "Unknown command --model-id; --help lists all commands. "
         "To serve a model: trio-pool-serve serve org/name --port 9"
     ),
-    "serve m --device gpu": "--device: `gpu` is not auto, cpu, cuda or cuda:N.",
+    **{
+        f"serve m --device {device}": f"--device: `{device}` is not auto, cpu, cuda or cuda:N."
+        for device in ("gpu", "mps", "cuda:-1", "cuda:x", "cuda:12345")
+    },
     "serve m --json-output=maybe": "--json-output takes no value but true or false.",
     "serve m --served-model-name a b": "Separate the names of --served-model-name by commas: write a,b.",
     "cache frobnicate": "Unknown command frobnicate; --help lists all commands.",

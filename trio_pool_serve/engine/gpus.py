@@ -80,8 +80,7 @@ async def find_gpus(
     ``nvidia-smi -L`` lists the machine's GPUs and MIG devices; if that fails, the driver's folder does. Empty if the
     device is the CPU, or if no GPU is found: torch then says what is wrong. Cancellation: ``nvidia-smi`` is killed.
     """
-    chosen = re.fullmatch(r"cuda:([0-9]{1,4})", loading.device)
-    if not has_gpu(loading, environment=environment) or not (chosen or loading.device in ("auto", "cuda")):
+    if not has_gpu(loading, environment=environment):
         return []
     gpus = parse_listing(await _run_nvidia_smi(environment, timeout_s))
     if not gpus:
@@ -90,7 +89,8 @@ async def find_gpus(
         if limit.cancelled_caught:
             logger.warning("the driver did not list its GPUs within %g s", timeout_s)
     visible = visible_among(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
-    return visible[int(chosen[1]) :][:1] if chosen else visible
+    chosen = loading.device.partition(":")[2]
+    return visible[int(chosen) :][:1] if chosen else visible
 
 
 async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str:
