@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 Status = TypeVar("Status")
 
 TICKS = 6
-"""Silence is counted in so many ticks of the event loop that waits, not by the clock: in a process that was stopped,
-or whose loop is late, one tick passes, however long that took."""
+"""A timeout of silence is divided into this many ticks, which the waiting event loop counts: if its own process is
+stopped, or its loop is late, only one tick passes, however long that takes."""
 
 EXIT_TIMEOUT_S = 5.0
 """Seconds that a child has to exit by itself after its channel is closed, before it is killed."""

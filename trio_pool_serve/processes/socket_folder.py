@@ -44,7 +44,7 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
                 if Path(self.name).exists():
                     return
                 os.close(self._lock)
-            super().cleanup()  # another server starts at the same time, and has removed what nobody had locked
+            super().cleanup()  # another server, which starts now, has removed it before it was locked
 
     async def keep(self) -> NoReturn:
         """Recreate the folder whenever it is removed, by a cleaner of temporary files for example. Runs forever.

@@ -94,7 +94,7 @@ class MemoryBudget:
     _prepared: ClientCounts = field(init=False, factory=ClientCounts)
     """Bytes in ``holding``: released once computed, so it makes sense to wait for them."""
     fetched: ClientCounts = field(init=False, factory=ClientCounts)
-    """Bytes of encoded images, and of those that will be fetched."""
+    """Bytes of encoded images that were fetched, or for whose fetching memory is reserved."""
     _in_background: ClientCounts = field(init=False, factory=ClientCounts)
     """The part of ``_by_client`` that background work holds."""
     _released: trio.Event = field(init=False, factory=trio.Event)

@@ -253,7 +253,7 @@ async def pool(
     queue.
     """
     by_tokens = "token_embed" in job.tasks
-    if not by_tokens and job.vectors > 1 and not context.client.is_background:  # windows bound those of batches
+    if not by_tokens and job.vectors > 1 and not context.client.is_background:  # batches are bounded by their windows
         _reserve(model, context, job.vectors)  # first, so that a refusal is cheap
     to_compute, pooling = rows_to_compute(model, job), token_pooling_of(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]

@@ -61,7 +61,7 @@ class Middleware:
     An error is written in the dialect of the endpoint that the request was decoded for. Before that is known, it is
     written in all dialects of the path (``by_path``), or in ``default``. ``open_routes``, methods with paths, need no
     API key, whatever ``--api-key-scope`` is; the paths ``for_admins``, or methods with paths as routes have them, need
-    a key with ``admin``. The scope may leave those of them open that are ``monitored``.
+    a key with ``admin``. With ``--api-key-scope vllm``, the ``monitored`` ones of these need no key.
     """
 
     _service: Service

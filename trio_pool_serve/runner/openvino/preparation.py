@@ -79,7 +79,7 @@ class Preparation:
     by_torch: TransformerRunner
     config: ModelConfig
     extreme_prompts: Callable[[int], Sequence[RenderedPrompt]]
-    """Returns a short and a long text, of so many tokens, each as a query and as a document of the model. Blocks."""
+    """Returns a short text and one of the given number of tokens, each as query and document of the model. Blocks."""
     sample_prompts: Callable[[], tuple[Sequence[RenderedPrompt], Sequence[RenderedPrompt]]] = lambda: ((), ())
     """Returns prompts to quantise the model with, and others to compare its output on. Blocks: loads the tokenizer."""
     may_time: bool = True
