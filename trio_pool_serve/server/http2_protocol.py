@@ -323,9 +323,8 @@ class Http2Protocol(H2Protocol):
         self.app.count_requests(len(self.streams))
 
     async def _close_stream(self, stream_id: int) -> None:
-        if (
-            unsent := self.stream_buffers.get(stream_id)
-        ) is not None:  # hypercorn keeps the buffers of cancelled requests
+        # hypercorn keeps the buffers of cancelled requests
+        if (unsent := self.stream_buffers.get(stream_id)) is not None:
             await unsent.close()
             self.priority.unblock(stream_id)
         self._tiny.pop(stream_id, None)
