@@ -48,7 +48,6 @@ five = {key = "five", max_concurrent_requests = 5}
 
 ENGINES = [
     pytest.param(("--engine", "local"), id="local"),
-    pytest.param(("--engine", "process"), id="process", marks=pytest.mark.slow),
     pytest.param(("--engine", "process", "--api-workers", "2"), id="api-workers", marks=pytest.mark.slow),
 ]
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from tests.conftest import client_of
+from tests.end_to_end.test_every_kind import convert_all
 from tests.lanes import sampled
 from tests.models.static_families import STATIC, static_reference
 from tests.models.test_openvino_agreement import FOLDERS
@@ -115,8 +116,7 @@ async def test_a_second_start_imports_no_torch(name: str, request_name: str, fla
     (path_of_names / "sitecustomize.py").write_text(AT_SIGNAL.format(folder=str(path_of_names)))
     arguments = [str(folder), "--device", "cpu", "--dtype", "float32", "--backend", "openvino", *flags]
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    convert = [*SERVE[:-1], "convert", *arguments[:7], "--replicas", "1"]
-    await trio.run_process(convert, env={**os.environ, **cache})
+    await trio.to_thread.run_sync(convert_all, [folder], tmp_path / "cache" / "trio_pool_serve", arguments)
     environment = {**cache, "PYTHONPATH": f"{path_of_names}:{os.environ.get('PYTHONPATH', '')}"}
     async with (
         launched(tmp_path, *arguments, command=SERVE, env=environment) as server,

@@ -116,7 +116,7 @@ async def test_without_a_terminal_every_line_is_json(static_folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--backend", "torch"), ("--dtype", "int8"), ("--api-workers", "2")])
+@pytest.mark.parametrize("flags", [("--backend", "torch"), ("--dtype", "int8", "--api-workers", "2")])
 async def test_without_a_terminal_libraries_print_nothing_between_json_lines(minilm: Path, tmp_path: Path, flags):
     log = await log_of(tmp_path, f"m={minilm}", "--replicas", "1", *flags, env={"XDG_CACHE_HOME": str(tmp_path)})
     assert "ready" in [line["message"] for line in log]
@@ -124,7 +124,7 @@ async def test_without_a_terminal_libraries_print_nothing_between_json_lines(min
 
 @sampled(
     ("shown", "workers"),
-    [*((shown, workers) for shown in CONVERSION for workers in ("1", "2"))],
+    [*zip(CONVERSION, "112112", strict=True)],
     keep=[("Importing packages", "1"), ("Loading m: importing torch", "1")],
 )
 async def test_ctrl_c_during_a_start_is_silent_and_the_status_is_0(minilm: Path, tmp_path: Path, shown, workers):
@@ -141,8 +141,10 @@ async def test_ctrl_c_during_a_start_is_silent_and_the_status_is_0(minilm: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.2, 0.6, 1.0, 2.0, 4.0, 6.0])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("after_s", "number"),
+    zip([0.2, 0.6, 1.0, 2.0, 4.0, 6.0], [signal.SIGINT, signal.SIGTERM] * 3, strict=True),
+)
 async def test_a_signal_during_a_start_without_a_terminal_leaves_json_lines(minilm, tmp_path, after_s, number):
     flags = ("--api-workers", "2", "--replicas", "1")
     env = {"XDG_CACHE_HOME": str(tmp_path)}
