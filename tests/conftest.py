@@ -4,7 +4,6 @@ import gc
 import os
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -41,6 +40,7 @@ pytest_plugins = [
     "tests.agreement_record",
     "tests.costs",
     "tests.kept_folders",
+    "tests.lanes",
     "tests.parallel",
     "tests.small_disk",
     "pytester",
@@ -71,14 +71,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)  # before the test's fixtures are made
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin no slow test after the given time, so that a run that may last so long only ends with what it has found."""
-    limit_s = float(os.environ.get("NO_SLOW_TESTS_AFTER", "inf"))
-    if time.time() > limit_s and item.get_closest_marker("slow"):
-        pytest.skip("no time is left for slow tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,7 @@
-"""Tables of which the default lane runs a sample, and ``scripts/test all`` every case."""
+"""What the default lane leaves to ``scripts/test all``, and all lanes if time is short."""
 
+import os
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -21,3 +23,11 @@ def sampled(
         return pytest.param(*values, marks=pytest.mark.slow)
 
     return pytest.mark.parametrize(names, [param(case) for case in cases], **options)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the test's fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no slow test after the given time, so that a run that may last so long only ends with what it has found."""
+    limit_s = float(os.environ.get("NO_SLOW_TESTS_AFTER", "inf"))
+    if time.time() > limit_s and item.get_closest_marker("slow"):
+        pytest.skip("no time is left for slow tests")

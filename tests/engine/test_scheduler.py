@@ -496,7 +496,7 @@ class QueueModel(RuleBasedStateMachine):
         assert not self.admission.sizes
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(60, 40), pytest.param(500, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("examples", "steps"), [(60, 40), pytest.param(250, 60, marks=pytest.mark.slow)])
 def test_the_queue_does_what_a_list_would(examples: int, steps: int):
     quiet = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(QueueModel, settings=quiet)

@@ -124,7 +124,7 @@ async def test_without_a_terminal_libraries_print_nothing_between_json_lines(min
 
 @sampled(
     ("shown", "workers"),
-    [*zip(CONVERSION, "112112", strict=True)],
+    [*zip(CONVERSION, "121212", strict=True)],
     keep=[("Importing packages", "1"), ("Loading m: importing torch", "1")],
 )
 async def test_ctrl_c_during_a_start_is_silent_and_the_status_is_0(minilm: Path, tmp_path: Path, shown, workers):
@@ -143,7 +143,7 @@ async def test_ctrl_c_during_a_start_is_silent_and_the_status_is_0(minilm: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("after_s", "number"),
-    zip([0.2, 0.6, 1.0, 2.0, 4.0, 6.0], [signal.SIGINT, signal.SIGTERM] * 3, strict=True),
+    [*zip([0.2, 0.6, 1.0, 2.0, 4.0, 6.0], [signal.SIGINT, signal.SIGTERM] * 3, strict=True)],
 )
 async def test_a_signal_during_a_start_without_a_terminal_leaves_json_lines(minilm, tmp_path, after_s, number):
     flags = ("--api-workers", "2", "--replicas", "1")

@@ -221,7 +221,7 @@ def test_short_rows_are_joined_with_long_ones_that_are_more_than_may_be_left():
     assert [entry.tokens for entry in state.taken] == [1, 257]
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(60, 30), pytest.param(500, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("examples", "steps"), [(60, 30), pytest.param(250, 50, marks=pytest.mark.slow)])
 def test_the_joiner_does_what_lists_would(examples, steps):
     quiet = settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(JoinerModel, settings=quiet)
