@@ -274,6 +274,7 @@ async def recover(server: ServerProcess, restarts: int, kill: Callable[[], None]
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.alone  # beside other tests it takes five times as long
 async def test_ray_agrees_with_the_local_engine_and_what_dies_is_replaced(tmp_path, minilm, own_cluster):
     nodes = {own_cluster.add_node(2), own_cluster.add_node(2)}
     local_engine = ("--engine", "local", "--replicas", "1", "--dtype", "float32")
