@@ -1,4 +1,4 @@
-"""What the default lane leaves to ``scripts/test all``, and all lanes if time is short."""
+"""Which tests are left out: cases of long tables by the default lane, and by every lane slow ones if time is short."""
 
 import os
 import time
