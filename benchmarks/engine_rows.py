@@ -26,7 +26,6 @@ from benchmarks.report import RESULTS, Numbers, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT
 from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest
@@ -96,9 +95,7 @@ class InstantRunner:
 
 async def measure(settings: Settings, rows: int) -> Cost:
     """Return the cost of one row in requests of ``rows``."""
-    server = DeviceServer(
-        Worker(lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
-    )
+    server = DeviceServer(lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "0.engine"
         listening = trio.socket.socket(trio.socket.AF_UNIX)

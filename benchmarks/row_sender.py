@@ -14,10 +14,8 @@ import trio
 from attrs import frozen
 from cyclopts import Parameter
 
-from trio_pool_serve.engine.engine import Engine
+from tests.engine.engines import linked_engine
 from trio_pool_serve.engine.remote.connectors import unix_connector
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
-from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
 
 CLIENTS = 4
@@ -43,7 +41,7 @@ class Settings:
 
 async def send(settings: Settings) -> None:
     """Send everything, and report."""
-    engine = Engine(RemoteWorkers([unix_connector(settings.socket)], Metrics().of_engine("m")))
+    engine = linked_engine([unix_connector(settings.socket)])
     groups = itertools.count(1)
     prompts = [RenderedPrompt(np.arange(settings.tokens, dtype=np.int32)) for _ in range(settings.rows)]
 

@@ -32,13 +32,11 @@ from benchmarks.model import MODEL_PATH, Texts
 from benchmarks.report import RESULTS, Report, open_steps, print_table
 from benchmarks.server_state import total_of
 from benchmarks.servers import open_ours
+from tests.engine.engines import linked_engine
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.engine.remote.device_server import ApiConnection, DeviceServer
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import ToEngine
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -153,7 +151,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         spent[name] = (time.thread_time() - began) / (trio.current_time() - began_at) / links
 
     async def serve(path: Path) -> None:
-        server = DeviceServer(Worker(lambda: InstantRunner(384), Offload(launch=1), Metrics().of_engine("m")))
+        server = DeviceServer(lambda: InstantRunner(384), Offload(launch=1), Metrics().of_engine("m"))
 
         async def serve_one(stream: trio.SocketStream) -> None:
             framed: FramedStream[ToEngine] = FramedStream(stream, ToEngine)
@@ -172,7 +170,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
 
     async def connect(path: Path) -> None:
         connectors = [attrs.evolve(unix_connector(path), timeout_s=LINK_TIMEOUT_S) for _ in range(links)]
-        api = Engine(RemoteWorkers(connectors, Metrics().of_engine("m")))
+        api = linked_engine(connectors)
         async with trio.open_nursery() as nursery:
             await nursery.start(api.run)
             await measure_thread("api")

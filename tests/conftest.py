@@ -22,9 +22,9 @@ from tests.model_folders import write_scripted_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config, SchedulingConfig
-from trio_pool_serve.engine import worker
+from trio_pool_serve.engine import local_device
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.engine.compute_rates import MIN_BATCHES, work_class
+from trio_pool_serve.engine.speed import MIN_BATCHES, work_class
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -56,7 +56,7 @@ settings.load_profile("suite")
 @pytest.fixture
 def one_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines compute one batch after the other, as the order in which they take rows is checked."""
-    monkeypatch.setattr(worker, "MAX_IN_FLIGHT", 1)
+    monkeypatch.setattr(local_device, "MAX_IN_FLIGHT", 1)
 
 
 def pytest_collection() -> None:
@@ -210,9 +210,9 @@ def is_idle(service: Service) -> bool:
 def make_slow(service: Service) -> None:
     """Have the engine's rate be ten seconds per token: nothing may wait behind a request then."""
     for served in service.served.values():
-        assert isinstance(served.engine.worker, Worker)
+        assert isinstance(served.engine.devices, Worker)
         for _ in range(MIN_BATCHES):
-            served.engine.dispatcher.rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
+            served.engine.queue.dispatcher.rates.observe(work_class(16), 100, 1000.0, left_waiting=True)
 
 
 @contextmanager

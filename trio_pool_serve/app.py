@@ -86,7 +86,7 @@ class PoolServeApp(QuartTrio):
     def is_refusing(self, waited_s: float) -> bool:
         """Return whether a queue is so full that ``refuse_early`` may refuse a request after ``waited_s``."""
         served = self.service.served.values()
-        return not self.service.draining and any(each.engine.admission.is_refusing(waited_s) for each in served)
+        return not self.service.draining and any(each.engine.queue.admission.is_refusing(waited_s) for each in served)
 
     def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
         """Return the response to a request that every model would refuse; ``None`` if it has to be handled.

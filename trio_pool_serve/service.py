@@ -15,10 +15,10 @@ from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine_statistics import EngineState
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
 from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ResultCache
-from trio_pool_serve.engine.worker import MAX_IN_FLIGHT
 from trio_pool_serve.errors import (
     DrainingError,
     EngineDeadError,
@@ -211,7 +211,9 @@ class Service:
             return "dead" if state == "dead" else "loading"
         if self.draining and state != "loading":
             return "draining"
-        return "overloaded" if state == "ready" and any(engine.admission.is_full() for engine in engines) else state
+        return (
+            "overloaded" if state == "ready" and any(engine.queue.admission.is_full() for engine in engines) else state
+        )
 
     @property
     def is_healthy(self) -> bool:
@@ -221,7 +223,7 @@ class Service:
     @property
     def stall_reason(self) -> str:
         """Why the state is stalled; empty if no engine is."""
-        return "; ".join(reason for served in self.models.present if (reason := served.engine.worker.stall_reason))
+        return "; ".join(reason for served in self.models.present if (reason := served.engine.devices.stall_reason))
 
     def model(self, name: str | None = None) -> Model:
         """Return the model with a name, by default the first.

@@ -12,7 +12,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.engine.remote.connectors import Connector
+from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -37,8 +40,19 @@ def engine_over(
 ) -> Engine:
     """Return an engine that computes by a runner, or by the one that a function loads."""
     load = runner if callable(runner) else lambda: runner
+    config, metrics = SchedulingConfig(**settings), Metrics().of_engine("m")
     offload = offload or Offload(launch=launches)
-    return Engine(Worker(load, offload, Metrics().of_engine("m"), SchedulingConfig(**settings)))
+    queue = ModelQueue(config.max_queue_s, metrics)
+    return Engine(queue, Worker(queue.dispatcher, config, load=load, offload=offload, metrics=metrics))
+
+
+def linked_engine(
+    connectors: Sequence[Connector], config: SchedulingConfig | None = None, zone: str = "", name: str = "m"
+) -> Engine:
+    """Return an engine that computes in other processes."""
+    config = config or SchedulingConfig()
+    queue = ModelQueue(config.max_queue_s, Metrics().of_engine(name), zone)
+    return Engine(queue, RemoteWorkers(queue.dispatcher, config, queue=queue, connectors=connectors))
 
 
 @asynccontextmanager

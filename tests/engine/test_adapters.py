@@ -8,8 +8,8 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.engines import Outcomes, compute_window, computing, engine_over, first_ids, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import BatchLimits, batch_key
+from trio_pool_serve.engine.lost_rows import RefusedRows
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.refused_rows import RefusedRows
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts
 from trio_pool_serve.engine.result_cache import ModelResults, ResultCache
@@ -97,7 +97,11 @@ async def test_an_adapter_that_cannot_be_applied_fails_its_rows_at_once_and_no_o
                 nursery.start_soon(outcomes.submit, engine, number, request(number + 2, adapter=[A, B][number % 2]))
             await wait_all_tasks_blocked()
         assert await engine.submit(request(5, adapter=B))
-        assert (engine.state, engine.worker.failed_batches, engine.worker.budget.tokens) == ("ready", 0, 64)
+        assert (engine.state, engine.devices.device.failed_batches, engine.devices.device.budget.tokens) == (
+            "ready",
+            0,
+            64,
+        )
     assert sorted(outcomes.failed) == [number for number in range(40) if number % 2 == 0]
     assert {(type(error), str(error)) for error in outcomes.failed.values()} == {
         (AdapterError, "the files have changed")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from trio_pool_serve.engine.admission import COMES_AGAIN, MAX_RETRY_AFTER_S, Admission, AdmittedRequest, EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.compute_rates import BATCHES, MIN_BATCHES, UNKNOWN, WORK_CLASSES, ComputeRates, work_class
 from trio_pool_serve.engine.queue_classes import FAIRNESS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.speed import BATCHES, MIN_BATCHES, UNKNOWN, WORK_CLASSES, ComputeRates, work_class
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.types import Client, ImageFeatures, PoolingRequest, RenderedPrompt
 
@@ -25,7 +25,9 @@ TEN_PER_S = np.full(WORK_CLASSES, 0.1)
 
 
 def admission_of(rates: np.ndarray = TEN_PER_S, max_queue_s: float = 5.0) -> Admission:
-    return Admission(max_queue_s, lambda: rates, margin=1.0)
+    measured = ComputeRates()
+    measured.shared = rates
+    return Admission(max_queue_s, measured, margin=1.0)
 
 
 def work(tokens: int, client: str = "a", **fields) -> EstimatedWork:

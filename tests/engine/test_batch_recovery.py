@@ -14,7 +14,7 @@ from tests.engine.engines import Outcomes, computing, engine_over, first_ids, in
 from tests.models.model_families import load, write_family
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from tests.server.server_process import until
-from trio_pool_serve.engine import worker
+from trio_pool_serve.engine import local_device
 from trio_pool_serve.engine.batch_recovery import MAX_PASSES, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import GROW_AFTER
 from trio_pool_serve.engine.device import RowValues
@@ -46,7 +46,7 @@ async def computed_together(engine: Engine, runner: ScriptedRunner, ids: Iterabl
 async def serial(runner: ScriptedRunner, **settings) -> AsyncIterator[Engine]:
     runner.default_batch_tokens = settings.pop("tokens", 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "MAX_IN_FLIGHT", 1)
+        patch.setattr(local_device, "MAX_IN_FLIGHT", 1)
         async with running(engine_over(runner, **settings)) as engine:
             yield engine
 
@@ -96,7 +96,7 @@ async def test_a_broken_model_costs_a_bounded_number_of_passes(scripted, rows):
 
 
 async def test_rows_are_not_computed_again_once_that_has_taken_too_long(scripted, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker, "RETRY_S", 0)
+    monkeypatch.setattr(local_device, "RETRY_S", 0)
     scripted.on_launch = fail_on_poison
     async with serial(scripted) as engine:
         outcomes = await computed_together(engine, scripted, [2, ALWAYS, 2])
@@ -188,7 +188,7 @@ async def test_rows_whose_clients_have_left_are_not_computed_again(scripted, sta
 async def test_a_batch_that_nobody_waits_for_any_more_is_not_launched(scripted):
     engine, release = engine_over(scripted), threading.Event()
     async with running(engine), trio.open_nursery() as nursery:
-        nursery.start_soon(engine.worker.offload.run, "launch", release.wait)  # another model's batch
+        nursery.start_soon(engine.devices.offload.run, "launch", release.wait)  # another model's batch
         await wait_all_tasks_blocked()
         async with trio.open_nursery() as clients:
             clients.start_soon(engine.submit_all, [request(2), request(3)])
@@ -290,7 +290,7 @@ async def test_clients_that_leave_at_any_step_of_a_recovery_leave_nothing_behind
             assert neighbour.answered[0].values[0][2] == 7
             await until(lambda: not engine.statistics().in_flight_batches)  # a thread that was running finishes
             assert engine.statistics().queued_rows == 0
-            assert engine.worker.offload.statistics()["launch"].borrowed == 0
+            assert engine.devices.offload.statistics()["launch"].borrowed == 0
         assert (await engine.submit(request(4))).values
     assert 0 < ended < len(STEPS)
 
@@ -335,13 +335,13 @@ async def test_out_of_memory_makes_batches_smaller_for_a_while(scripted, error, 
     scripted.on_launch = limited(lambda: memory[0], error)
     scripted.default_batch_tokens = 128
     engine = engine_over(scripted)
-    monkeypatch.setattr(worker, "return_freed_memory", trimmed.set)
+    monkeypatch.setattr(local_device, "return_freed_memory", trimmed.set)
     async with running(engine):
         outcomes = await computed_together(engine, scripted, [2] * 64)
         assert len(outcomes.answered) == 64
         assert trimmed.is_set()
         assert engine.statistics().batch_token_budget == 16
-        assert engine.worker.metrics.faults["out_of_memory"]._value.get() == 1 + 2 + 4
+        assert engine.devices.metrics.faults["out_of_memory"]._value.get() == 1 + 2 + 4
         begun = len(scripted.batches)
         outcomes = await computed_together(engine, scripted, [2] * 64)
         assert len(outcomes.answered) == 64
@@ -379,6 +379,6 @@ async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_
                 nursery.start_soon(outcomes.submit, engine, number, request(token, number + 1))
     assert list(outcomes.failed) == [11]
     assert isinstance(outcomes.failed[11], BatchFailedError)
-    assert engine.worker.metrics.faults["retries"]._value.get() > 1, "it had neighbours"
+    assert engine.devices.metrics.faults["retries"]._value.get() > 1, "it had neighbours"
     for number, output in outcomes.answered.items():
         np.testing.assert_allclose(output.values[0], alone[number], atol=1e-5)

@@ -18,10 +18,11 @@ from trio_pool_serve.engine import dispatcher as dispatcher_module
 from trio_pool_serve.engine import scheduler
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import MAX_DELIVERED_ROWS, Device, InFlightBatch, deliver
-from trio_pool_serve.engine.dispatcher import OTHER_ZONE_S, QUIET_ROUNDS, Dispatcher
+from trio_pool_serve.engine.device_choice import OTHER_ZONE_S
+from trio_pool_serve.engine.dispatcher import QUIET_ROUNDS, Dispatcher
+from trio_pool_serve.engine.lost_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
-from trio_pool_serve.engine.refused_rows import REFUSAL, REFUSED_S
 from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -93,7 +94,7 @@ class Floor:
         """Begin to work with these devices."""
         self.devices = [*devices]
         self.dispatcher.devices = self.devices
-        self.nursery.start_soon(self.dispatcher.pull, self.devices, self.nursery)
+        self.nursery.start_soon(self.dispatcher.pull, self.nursery)
         return devices
 
     def put(self, *lengths: int) -> list[QueueEntry]:
@@ -109,7 +110,7 @@ class Floor:
 
     def submit(self, *rows: PoolingRequest) -> list[QueueEntry]:
         entries = [QueueEntry(row, queued_at=trio.current_time()) for row in rows]
-        self.queue.put_nowait(*self.dispatcher.refused.fail_equal(entries))
+        self.queue.put_nowait(*self.dispatcher.lost.refused.fail_equal(entries))
         return entries
 
     async def put_on(self, device: ScriptedDevice, *lengths: int) -> list[QueueEntry]:
@@ -121,6 +122,7 @@ class Floor:
         await wait_all_tasks_blocked()
         for other in others:
             other.is_available = True
+        self.dispatcher.note_room()
         return entries
 
     async def pass_time(self, seconds: float) -> None:
@@ -130,7 +132,7 @@ class Floor:
         while (now := trio.current_time()) < until - 1e-9:
             soonest = min((each for each in self.devices if each.done_at), key=done_at, default=None)
             done = math.inf if soonest is None else done_at(soonest)
-            self.clock.jump(max(0.0, min(until, done, now + self.dispatcher._look_again_s) - now))
+            self.clock.jump(max(0.0, min(until, done, now + self.dispatcher.choice.look_again_s) - now))
             await wait_all_tasks_blocked()
             if soonest is not None and trio.current_time() > done - 1e-9:
                 self.finish(soonest)
@@ -149,12 +151,10 @@ class Floor:
 
     def lose(self, device: ScriptedDevice) -> None:
         """Lose a device, as a ``RemoteDevice`` does."""
-        self.devices.remove(device)
         lost = [*device.in_flight]
         device.in_flight.clear()
         device.done_at.clear()
-        for batch in lost:
-            self.dispatcher.lose(batch, EngineProcessDiedError("It has died."))
+        self.dispatcher.lose(device, lost, [], EngineProcessDiedError("It has died."))
 
 
 def done_at(device: ScriptedDevice) -> float:
@@ -254,7 +254,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
 
 async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, floor):
     here, there = floor.use(ScriptedDevice(zone="here"), ScriptedDevice(1e-5, zone="there"))
-    floor.dispatcher.zone = "here"
+    floor.dispatcher.choice.zone = "here"
     await warm_up(floor)
     (first,) = floor.put(64)
     await floor.pass_time(1.0)
@@ -272,7 +272,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
 @pytest.mark.parametrize("own", [[], [False]])
 async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, floor, own):
     floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
-    floor.dispatcher.zone = "here"
+    floor.dispatcher.choice.zone = "here"
     floor.put(64)
     await wait_all_tasks_blocked()
     assert floor.devices[-1].rows == [1]

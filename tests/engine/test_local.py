@@ -14,14 +14,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.engines import Outcomes, computing, engine_over, in_thread, request, running
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.engine import worker
+from trio_pool_serve.engine import local_device
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.compute_rates import MIN_BATCHES
 from trio_pool_serve.engine.device import RowValues
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import Outputs, QueueEntry
 from trio_pool_serve.engine.scheduler import Scheduler
+from trio_pool_serve.engine.speed import MIN_BATCHES
 from trio_pool_serve.errors import (
     BatchFailedError,
     DeadlineExceededError,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(params=[1, 2], ids=["serial", "overlapped"])
 async def engine(request, scripted: ScriptedRunner, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    monkeypatch.setattr(worker, "MAX_IN_FLIGHT", request.param)
+    monkeypatch.setattr(local_device, "MAX_IN_FLIGHT", request.param)
     async with running(engine_over(scripted)) as ready:
         yield ready
 
@@ -53,7 +53,7 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
         threads.add(threading.current_thread())
         loop.run_sync_soon(returned.release)
 
-    monkeypatch.setattr(worker, "return_freed_memory", return_memory)
+    monkeypatch.setattr(local_device, "return_freed_memory", return_memory)
     async with running(engine_over(scripted)) as engine:
         await wait_all_tasks_blocked()
         mock_clock.jump(RETURN_EVERY_S)
@@ -119,7 +119,7 @@ async def test_overlapping_launches_the_next_batch_before_the_last_one_is_copied
 
     scripted.on_launch = copy
     for in_flight in (1, 2):
-        monkeypatch.setattr(worker, "MAX_IN_FLIGHT", in_flight)
+        monkeypatch.setattr(local_device, "MAX_IN_FLIGHT", in_flight)
         copied = trio.Event()
         scripted.batches.clear()
         async with running(engine_over(scripted)) as engine, trio.open_nursery() as nursery:
@@ -150,7 +150,7 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
             runner.launching.clear()
     assert runner.rows == [1] * 20
     assert {n: output.values[0][3] for n, output in outcomes.answered.items()} == {n: n for n in range(1, 21)}
-    assert engine.worker.offload.statistics()["launch"].borrowed == 0
+    assert engine.devices.offload.statistics()["launch"].borrowed == 0
 
 
 async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():
@@ -360,8 +360,8 @@ async def test_the_queue_is_bounded_by_the_time_that_batches_take(scripted):
 async def test_a_row_that_could_not_be_computed_before_its_deadline_is_refused_early(scripted):
     async with running(engine_over(scripted)) as engine:
         for _ in range(MIN_BATCHES):
-            engine.dispatcher.rates.observe(0, 1, 3600.0, left_waiting=True)
-        queue, soon = Scheduler(seconds_of=engine.dispatcher.seconds_of), trio.current_time() + 60
+            engine.queue.dispatcher.rates.observe(0, 1, 3600.0, left_waiting=True)
+        queue, soon = Scheduler(rates=engine.queue.rates), trio.current_time() + 60
         first, second = (QueueEntry(replace(request(number), deadline=soon)) for number in range(2))
         queue.put_nowait(first)
         assert queue.take(BatchLimits(100)) == [first]  # nothing waits: it may be faster than it was

@@ -26,11 +26,11 @@ from trio_pool_serve.engine.batching import (
     ShortBatchBudget,
     length_class,
 )
-from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.scheduler import MAX_BATCHES_SINCE_SMALL, Scheduler
+from trio_pool_serve.engine.speed import WORK_CLASSES, ComputeRates
 from trio_pool_serve.types import Client, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
@@ -342,7 +342,9 @@ class QueueModel(RuleBasedStateMachine):
         self.virtual_times: dict[int, int] = {}
         """Of the clients that have rows waiting: where each began, plus the tokens taken of it."""
         self.least_virtual_time = 0
-        self.admission = Admission(math.inf, lambda: SECOND_PER_TOKEN, margin=1.0)
+        rates = ComputeRates()
+        rates.shared = SECOND_PER_TOKEN
+        self.admission = Admission(math.inf, rates, margin=1.0)
         self.admitted: dict[QueueEntry, ExitStack] = {}
 
     def put(self, entry: QueueEntry) -> QueueEntry:

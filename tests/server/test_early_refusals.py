@@ -19,7 +19,7 @@ from tests.server.served_app import served_app
 from trio_pool_serve.api.http import task_handler
 from trio_pool_serve.app import PoolServeApp, create_app
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
-from trio_pool_serve.engine.compute_rates import MIN_BATCHES
+from trio_pool_serve.engine.speed import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.server import early_refusals, listener
 from trio_pool_serve.server.client_socket import seconds_since_arrival
@@ -216,7 +216,7 @@ async def test_a_model_that_is_not_ready_is_503_though_another_is_full(config, s
     two = attrs.evolve(config, models=(f"a={config.models[0]}", f"b={config.models[0]}"))
     async with running(Service(two, lambda *_: scripted)) as service, serving(service, monkeypatch) as server:
         with full_queue(service):
-            monkeypatch.setattr(service.served["b"].engine.dispatcher, "is_closed", True)
+            monkeypatch.setattr(service.served["b"].engine.queue.dispatcher, "is_closed", True)
             for model in ("b", "a"):
                 body = b'{"input": "hello", "model": "%b"}' % model.encode()
                 answers = await server.ask(post(body=body), HEALTH)
@@ -270,7 +270,7 @@ async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, ser
 
 def observe_rate(service: Service, *, seconds_per_token: float) -> None:
     for _ in range(MIN_BATCHES):
-        service.default.engine.dispatcher.rates.observe(
+        service.default.engine.queue.dispatcher.rates.observe(
             4, 100, 100 * seconds_per_token / LOAD_MARGIN, left_waiting=True
         )
 
@@ -386,6 +386,6 @@ async def test_a_request_that_waited_to_be_read_may_wait_less_in_the_queue(serve
         late = EstimatedWork(tokens=200, client=Client("127.0.0.1"), waited_s=4.0)
         with pytest.raises(OverloadedError, match=r"about 6\.0 s, longer than 5 s"):
             engine.refuse_late(late)
-        assert not engine.admission.is_full()
-        assert engine.admission.is_refusing(4.0)
+        assert not engine.queue.admission.is_full()
+        assert engine.queue.admission.is_refusing(4.0)
     engine.refuse_late(late)

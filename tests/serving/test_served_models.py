@@ -414,7 +414,7 @@ async def test_no_more_models_than_allowed_are_in_memory_however_requests_come(t
             nonlocal most
             while True:
                 engines = [served.engine for served in live.service.served.values()]
-                most = max(most, sum(engine.worker.runner is not None for engine in engines))
+                most = max(most, sum(engine.devices.device is not None for engine in engines))
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as watching:

@@ -132,7 +132,7 @@ def _in_this_process(config: Config, placed: Config) -> Config:
 
 async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
     model = service.model()
-    like = model.engine.probe_request
+    like = model.engine.facts.probe_request
     if like is None:  # none of its heads can compute made-up rows
         return None, []
     batches = _runner_of(service).concurrent_launches
@@ -261,7 +261,7 @@ def _report(
 
 
 def _runner_of(service: Service) -> Runner:
-    worker = service.default.engine.worker
+    worker = service.default.engine.devices
     assert isinstance(worker, Worker)  # noqa: S101  (as ``_in_this_process`` says)
     return worker.loaded
 

@@ -10,7 +10,7 @@ theirs is computed already. So a request counts in full until its last row is co
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -19,10 +19,11 @@ import numpy.typing as npt
 import trio
 from attrs import Factory, define, evolve, field, frozen
 
-from trio_pool_serve.engine.compute_rates import WORK_CLASSES, SecondsPerToken, class_of, work_class
 from trio_pool_serve.engine.queue_classes import FAIRNESS
+from trio_pool_serve.engine.speed import WORK_CLASSES, ComputeRates, class_of, work_class
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.client_turns import Backlog
+from trio_pool_serve.threads.moving_average import MovingAverage
 from trio_pool_serve.types import Client, RenderedPrompt
 
 MAX_RETRY_AFTER_S = 30.0
@@ -30,9 +31,6 @@ MAX_RETRY_AFTER_S = 30.0
 LOAD_MARGIN = 1.25
 """Factor by which computing is assumed to be slower than measured. When a flood begins, the rates were measured before
 it: now the event loop takes more of the cores, to admit some requests and to refuse the others."""
-
-IMAGE_ROW_WEIGHT = 0.1
-"""Weight of the newest row in the average length of rows with images."""
 
 CLIENTS = 256
 """Maximum clients counted separately; clients with equal numbers modulo this count as one."""
@@ -121,7 +119,7 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
         for prompt in prompts:
             changes[class_of(prompt)] += len(prompt.token_ids)
             if prompt.images is not None:
-                self._admission.observe_image(len(prompt.token_ids))
+                self._admission.image_tokens.observe(len(prompt.token_ids))
         self._count(changes)
         if self.work.has_images:
             self._admission.images.note_done(self.work.client.number, rendered)
@@ -171,14 +169,14 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
 class Admission:
     """Refuses requests that would wait for more than ``max_queue_s`` seconds, or until their deadline.
 
-    ``seconds_per_token()`` returns the rates at which the model's devices compute together; ``margin`` is applied to
-    them. The work before a request is the earlier work of its own client, and as much again of each other client, since
-    clients take turns. If nothing waits before a request, or the rates are unknown, it is admitted. Preparing images
-    may take longer than computing them.
+    ``rates`` are those at which the model's devices compute together; ``margin`` is applied to them. The work before a
+    request is the earlier work of its own client, and as much again of each other client, since clients take turns. If
+    nothing waits before a request, or the rates are unknown, it is admitted. Preparing images may take longer than
+    computing them.
     """
 
     max_queue_s: float
-    seconds_per_token: Callable[[], SecondsPerToken]
+    rates: ComputeRates
     margin: float = LOAD_MARGIN
     remaining: Tokens = field(init=False, default=Factory(lambda: np.zeros(WORK_CLASSES)))
     """Tokens of the rows of admitted requests that are not computed, by work class."""
@@ -190,12 +188,8 @@ class Admission:
     """By client number: requests and their tokens, by priority and size (octave of tokens)."""
     images: Backlog = field(init=False, factory=Backlog)
     """Rows with images that are not rendered."""
-    _image_tokens: float = field(init=False, default=0.0)
-    """Tokens of a row with images, as a moving average; 0 before the first."""
-
-    def observe_image(self, tokens: int) -> None:
-        """Record the length of a rendered row with images."""
-        self._image_tokens += (tokens - self._image_tokens) * (IMAGE_ROW_WEIGHT if self._image_tokens else 1.0)
+    image_tokens: MovingAverage = field(init=False, factory=MovingAverage)
+    """Tokens of a rendered row with images."""
 
     @property
     def tokens(self) -> int:
@@ -210,7 +204,7 @@ class Admission:
     @property
     def waiting_s(self) -> float:
         """Seconds that all admitted work will take."""
-        seconds = float(self.remaining @ self.seconds_per_token())
+        seconds = float(self.remaining @ self.rates.shared)
         return 0.0 if math.isnan(seconds) else seconds * self.margin
 
     def is_full(self) -> bool:
@@ -229,8 +223,8 @@ class Admission:
 
         Raises ``OverloadedError``.
         """
-        if work.has_images and self._image_tokens:  # the average is better than a guess that is the same for all models
-            work = evolve(work, tokens=math.ceil(self._image_tokens * work.rows))
+        if work.has_images and self.image_tokens.is_known:  # better than a guess that is the same for all models
+            work = evolve(work, tokens=math.ceil(self.image_tokens.value * work.rows))
         self.refuse_late(work)
         return AdmittedRequest(work, self)
 
@@ -242,7 +236,7 @@ class Admission:
         queue_s = self.max_queue_s - work.waited_s
         limit_s = min(queue_s, left_s)
         rendering_s = self.images.wait_s(work.client.number, work.rows) if work.has_images else 0.0
-        all_s = COMES_AGAIN * self.margin * float(self.total @ self.seconds_per_token())
+        all_s = COMES_AGAIN * self.margin * float(self.total @ self.rates.shared)
         if not all_s + rendering_s > limit_s:  # or it is NaN
             return  # fast path, without a look at the clients: this runs for each request
         # The sum, not the maximum: without an accelerator both share the cores.
@@ -260,7 +254,7 @@ class Admission:
 
     def wait_s(self, work: EstimatedWork) -> float:
         """Return how long a request would wait, in seconds; 0 if that is unknown."""
-        rates = self.seconds_per_token() * self.margin
+        rates = self.rates.shared * self.margin
         if math.isnan(rates[0]):
             return 0.0
         seconds = self.of_client @ rates

@@ -54,7 +54,7 @@ class DeepProbe:
         """Return why a row is not computed in time; empty if it is, or if the model has no probe row."""
         try:
             with trio.fail_after(self.timeout_s):
-                if (request := self.engine.probe_request) is not None:
+                if (request := self.engine.facts.probe_request) is not None:
                     await self.engine.submit_all([request], require_finite)
         except trio.TooSlowError:
             return f"a probe was not computed within {self.timeout_s:g} s"

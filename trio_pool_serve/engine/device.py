@@ -10,9 +10,9 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
-from trio_pool_serve.engine.compute_rates import work_class
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
+from trio_pool_serve.engine.speed import PassTimes, work_class
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
 MAX_DELIVERED_ROWS = 512
@@ -34,6 +34,10 @@ class InFlightBatch:
     entries: Sequence[QueueEntry]
     is_suspect: bool = False
     """Whether its only row was lost with another device, and may be why."""
+    is_ahead: bool = False
+    """Whether it was taken while the device computed as many batches as it can."""
+    waits: bool = field(default=False, init=False)
+    """Whether it is launched, and computed once another one is: ``launched`` is then set again."""
     launched: float = field(factory=lambda: time.perf_counter())
     forward_s: float = field(default=0.0, init=False)
     """Seconds that the launch took."""
@@ -103,15 +107,11 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
             await trio.lowlevel.checkpoint()
 
 
-PASS_WEIGHT = 0.2
-"""Weight of the newest batch in moving averages."""
-
-
 @define(eq=False)
 class Device(ABC):
-    """Computes batches. The dispatcher gives it a batch whenever it has room.
+    """Computes batches. The dispatcher gives it a batch whenever it has room, and tells it when its room is free again.
 
-    A device server is one device, and so is each launch thread of this process.
+    The model in this process is one device, and so is each device server.
     """
 
     computes_ahead: ClassVar[bool] = False
@@ -119,23 +119,23 @@ class Device(ABC):
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
     short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
+    passes: PassTimes = field(init=False, factory=PassTimes)
     zone: str = field(default="", init=False)
     """The zone of its process."""
     launches: int = field(default=1, init=False)
-    """How many batches it computes at a time; 0 if it takes planned batches only."""
-    takes_ahead: bool = field(default=False, init=False)
-    """Whether its batches wait until another device of this process is free."""
+    """How many batches it computes at a time."""
     freed_at: float = field(default=0.0, init=False)
     """When its latest batch came back."""
-    tokens_per_s: float = field(default=0.0, init=False)
-    """Tokens of a batch computed per second, as a moving average; 0 before the first batch."""
-    _pass_s: dict[int, float] = field(init=False, factory=dict)
-    """Recent seconds per batch, by the octave of its tokens."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many more batches may be launched now, if it is available: see ``LaunchThread`` and ``RemoteDevice``."""
+        """How many more batches may be launched now, if it is available: see ``LocalDevice`` and ``RemoteDevice``."""
+
+    @property
+    def ahead_room(self) -> int:
+        """How many batches may be launched now that wait until another one is computed."""
+        return 0
 
     @property
     def is_available(self) -> bool:
@@ -153,8 +153,8 @@ class Device(ABC):
 
     @property
     def long_batches(self) -> int:
-        """How many of its batches have long rows."""
-        return sum([batch.is_long for batch in self.in_flight])
+        """How many of its batches have long rows, at most as many as it computes at a time."""
+        return min(self.launches, sum([batch.is_long for batch in self.in_flight]))
 
     @abstractmethod
     async def launch(self, batch: InFlightBatch) -> bool:
@@ -171,34 +171,28 @@ class Device(ABC):
         """
         raise NotImplementedError
 
+    def note_freed(self, batches: Sequence[InFlightBatch]) -> None:
+        """Note that batches are back, which were computed together."""
+        for batch in batches:
+            self.in_flight.remove(batch)
+        self.freed_at = time.perf_counter()
+
     def observe(self, batch: InFlightBatch) -> None:
         """Record how long a batch took on this device."""
-        tokens = batch.batch.tokens
-        rate, octave = tokens / batch.device_s, tokens.bit_length()
-        self.tokens_per_s += (rate - self.tokens_per_s) * (PASS_WEIGHT if self.tokens_per_s else 1.0)
-        before = self._pass_s.get(octave, batch.device_s)
-        self._pass_s[octave] = before + (batch.device_s - before) * PASS_WEIGHT
-        self.short_batch.observe(tokens, batch.device_s)
+        self.passes.observe(batch.batch.tokens, batch.device_s)
+        self.short_batch.observe(batch.batch.tokens, batch.device_s)
 
-    @property
-    def shortest_pass_s(self) -> float:
-        """Recent seconds per batch of the fastest size; 0 if nothing has been measured."""
-        return min(self._pass_s.values(), default=0.0)
+    def done_in_s(self, tokens: int) -> float:
+        """Return the seconds until it would have computed ``tokens`` more, after its batches in flight.
 
-    def pass_s(self, tokens: int) -> float:
-        """Return how long a batch of ``tokens`` will take, in seconds; 0 if nothing has been measured."""
-        if not self._pass_s:
-            return 0.0
-        octave = tokens.bit_length()
-        nearest = min(self._pass_s, key=lambda known: abs(known - octave))
-        return self._pass_s[nearest] * 2.0 ** max(0, octave - nearest)
-
-    def free_in_s(self, now: float) -> float:
-        """Return the seconds until its batches are computed; if they are overdue, the seconds by which they are."""
-        if len(self.in_flight) < self.launches:
-            return 0.0
-        seconds = sum([self.pass_s(each.batch.tokens) for each in self.in_flight]) / max(1, self.launches)
-        return abs(max(self.in_flight[0].launched, self.freed_at) + seconds - now)
+        If those are overdue, the seconds by which they are count instead of the seconds until they are done.
+        """
+        free_in_s = 0.0
+        if len(self.in_flight) >= self.launches:
+            seconds = sum([self.passes.seconds(each.batch.tokens) for each in self.in_flight]) / self.launches
+            began = max(self.in_flight[0].launched, self.freed_at)
+            free_in_s = abs(began + seconds - time.perf_counter())
+        return free_in_s + self.passes.seconds(tokens)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {len(self.in_flight)} batches in flight, room for {self.room}>"

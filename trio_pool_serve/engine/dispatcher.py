@@ -1,43 +1,32 @@
 """Gives each device a batch when it has room, and not before.
 
-``pull`` waits for room, then for a moment for further rows; it takes a batch and launches it, and another task delivers
-it. So the rows of a batch are chosen when it can be computed, from all rows that wait at that moment. The room is free
+``pull`` waits for room, then for a moment for further rows; it takes a batch and launches it, and delivers its outputs.
+So the rows of a batch are chosen when it can be computed, from all rows that wait at that moment. The room is free
 again before outputs are delivered.
 
-Among several device servers, a batch goes to the one expected to finish it first, by the time that batches of its size
-took there: a slow idle server leaves a lone row to a fast one that will be free soon. A server in another zone takes
-only rows that have waited for ``OTHER_ZONE_S``. While there are short rows, one device is kept free of long ones.
-
-If a device is lost, its rows are computed again by another device, one at a time and alone there: one of them may have
-killed it. A row that has seen ``MAX_LOSSES`` is refused, and so are equal rows: see ``RefusedRows``.
+``DeviceChoice`` says which device gets a batch, and ``LostRows`` keeps the rows of devices that were lost.
 """
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, evolve, field
 from prometheus_client import Counter
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batch_source import BatchSource
-from trio_pool_serve.engine.compute_rates import ComputeRates, class_of
 from trio_pool_serve.engine.device import Device, InFlightBatch
-from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
-from trio_pool_serve.engine.refused_rows import RefusedRows
-from trio_pool_serve.engine.scheduler import Scheduler
-from trio_pool_serve.errors import DeadlineExceededError, EngineDeadError, EngineProcessDiedError
+from trio_pool_serve.engine.device_choice import DeviceChoice, leaves_long
+from trio_pool_serve.engine.lost_rows import LostRows
+from trio_pool_serve.engine.queue_entry import fail_unsettled
+from trio_pool_serve.engine.speed import ComputeRates
+from trio_pool_serve.errors import EngineDeadError, EngineProcessDiedError
 from trio_pool_serve.types import CopiedBatch
 
 STOPPED = "The engine has stopped."
-
-OTHER_ZONE_S = 0.05
-"""Between zones, bytes cost money and about a millisecond."""
-
-MAX_LOSSES = 2
 
 QUIET_ROUNDS = 4
 """Rounds of the event loop that a request needs from its arrival until its rows are queued."""
@@ -60,22 +49,19 @@ class Dispatcher:
     on_computed: Callable[[InFlightBatch], None] = lambda _: None
     """Called with each batch before its outputs are delivered."""
     zone: str = ""
+    rates: ComputeRates = field(factory=ComputeRates)
     devices: list[Device] = field(init=False, factory=list)
     is_closed: bool = field(init=False, default=False)
     """Whether no row will be computed any more."""
-    rates: ComputeRates = field(init=False, factory=ComputeRates)
-    refused: RefusedRows = field(init=False, factory=RefusedRows)
+    choice: DeviceChoice = field(
+        init=False, default=Factory(lambda self: DeviceChoice(self.source, self.zone), takes_self=True)
+    )
+    lost: LostRows = field(factory=LostRows)
     others_tokens: int = field(init=False, default=0)
     """Tokens that the devices have computed for other processes since this one's last batch; briefly below 0 if answers
     come in several frames."""
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
-    _look_again_s: float = field(init=False, default=math.inf)
-    """Seconds after which another device may get the waiting rows."""
-    _suspects: deque[QueueEntry] = field(init=False, factory=deque)
-    """Rows of lost devices that wait to be computed again."""
-    _behind: list[InFlightBatch] = field(init=False, factory=list)
-    """Batches of this process's devices that wait until another is computed, the next in turn first."""
     _busy_since: float | None = field(init=False, default=None)
     """The time up to which seconds with batches in flight are counted; ``None`` while there are none."""
 
@@ -91,25 +77,28 @@ class Dispatcher:
         return max((now - batch.launched for batch in self.in_flight if not batch.is_planned), default=0.0)
 
     @property
-    def all_compute(self) -> bool:
-        """Whether each device that computes has a batch."""
-        return all(device.in_flight for device in self.devices if device.launches)
+    def has_waiting(self) -> bool:
+        """Whether rows wait, including rows of lost devices."""
+        return self.source.tokens > 0 or len(self.lost.suspects) > 0
 
-    async def pull(self, devices: Sequence[Device], nursery: trio.Nursery) -> NoReturn:
-        """Launch batches on some of the devices, forever; tasks in ``nursery`` settle them.
+    async def pull(self, nursery: trio.Nursery) -> NoReturn:
+        """Launch batches on the devices, forever; tasks in ``nursery`` settle them.
 
-        A device that blocks in ``launch`` has a task of its own. Cancellation: at once; batches in flight stay so.
+        If launches wait for the device, there is a task for each batch that is launched at a time. Of several tasks,
+        one wakes when rows arrive; it wakes the next if it leaves some. Cancellation: at once; batches in flight stay
+        so.
         """
         while True:
-            await self._gather(devices)
-            taken = self._take(devices)
+            await self._gather()
+            taken = self._take()
             if taken is None:
-                await self._wait(devices)
+                await self._wait()
                 continue
             device, batch = taken
             device.in_flight.append(batch)
             self._count_busy()
-            self._note_launch(batch)
+            if self.has_waiting or self.source.planned:
+                self.source.changed.unpark()
             if not await device.launch(batch):
                 continue
             is_copied = isinstance(batch.handle, CopiedBatch) and len(batch.handle.rows) == 1 == len(batch.entries)
@@ -118,63 +107,55 @@ class Dispatcher:
             else:
                 nursery.start_soon(self._finish, device, batch)
 
-    def _note_launch(self, batch: InFlightBatch) -> None:
-        if batch.is_planned or not any(device.takes_ahead for device in self.devices):
-            return
-        launched = [each for each in self.in_flight if not each.is_planned]
-        if len(launched) > sum(device.launches for device in self.devices):
-            self._behind.append(batch)
-        elif self.has_waiting and self.all_compute:
-            self.source.changed.unpark_all()  # a batch may be taken ahead
-
-    async def _gather(self, devices: Sequence[Device]) -> None:
+    async def _gather(self) -> None:
         """Wait while rows keep arriving that could join the next batch. Cancellation: at once.
 
         Clients that were answered together send their next requests one after the other. Without waiting, the first of
         their rows would be a batch, and the others would wait for it.
         """
-        shortest_s = min([each.shortest_pass_s for each in devices], default=0.0)
+        waiting, quiet = self.source.tokens, 0
+        if not waiting or not any(each.room > 0 or each.ahead_room > 0 for each in self.devices):
+            return
+        shortest_s = min([each.passes.shortest_s for each in self.devices])
         until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
-        quiet, waiting = 0, len(self.source)
         while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
-            if all(each.room <= 0 for each in devices):
-                return
             await trio.lowlevel.checkpoint()
-            waiting, before = len(self.source), waiting
+            waiting, before = self.source.tokens, waiting
             quiet = quiet + 1 if waiting == before else 0
 
-    async def _wait(self, devices: Sequence[Device]) -> None:
+    async def _wait(self) -> None:
         """Wait until there may be a batch to take: for room, or if there is room, for rows."""
-        available = [each for each in devices if each.is_available]
-        takes_rows = any(each.room > 0 or (each.takes_ahead and not each.in_flight) for each in available)
-        if not takes_rows and not any(each.planned_room(others_wait=False) > 0 for each in available):
-            await self.room.park()
-        elif not any(each.launches or each.takes_ahead for each in available):
-            await self.source.planned_changed.park()
-        elif math.isinf(self._look_again_s):
+        available = [each for each in self.devices if each.is_available]
+        if not any(each.room > 0 or each.ahead_room > 0 for each in available):
+            is_planned_room = any(each.planned_room(others_wait=False) > 0 for each in available)
+            await (self.source.planned_changed if is_planned_room else self.room).park()
+        elif math.isinf(self.choice.look_again_s):
             await self.source.changed.park()  # a cancel scope would be a tenth of a lone request's calls
         else:
-            with trio.move_on_after(self._look_again_s):
+            with trio.move_on_after(self.choice.look_again_s):
                 await self.source.changed.park()
 
-    def _take(self, devices: Sequence[Device]) -> tuple[Device, InFlightBatch] | None:
+    def _take(self) -> tuple[Device, InFlightBatch] | None:
         """Take a batch for one of the devices that have room; ``None`` if there is none."""
-        self._look_again_s = math.inf
+        self.choice.look_again_s = math.inf
         if not (self.has_waiting or self.source.planned):
             self.rates.note_idle()
             return None
-        devices = [each for each in devices if each.is_available]
-        held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
-        if held is None and devices and (suspect := self._next_suspect()) is not None:
-            held = min(devices, key=lambda each: len(each.in_flight))  # gets no other batch until it has none
-            if not held.in_flight:
-                self._suspects.popleft()
-                return held, InFlightBatch([suspect], is_suspect=True)
-        devices = [each for each in devices if each is not held]
-        for device in self._in_turn(devices):
-            if entries := self.source.take(device.limits, leaves_long=self._leaves_long(device)):
+        available = [each for each in self.devices if each.is_available]
+        held = self.lost.device_for(available)
+        if held is not None and not held.in_flight:
+            return held, InFlightBatch([self.lost.suspects.popleft()], is_suspect=True)
+        devices = [each for each in available if each is not held]
+        for device in self.choice.in_turn(devices):
+            if entries := self.source.take(device.limits, leaves_long=leaves_long(device, available)):
                 return device, InFlightBatch(entries)
-        others_wait = len(self.source) > 0
+        others_wait = self.source.tokens > 0
+        for device in devices:
+            # Rows that arrive meanwhile wait behind a batch that is taken ahead, so it is a short one, of all rows.
+            if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.short_batch.tokens:
+                limits = evolve(device.limits, max_tokens=device.short_batch.tokens)
+                if entries := self.source.take(limits, leaves_long=True):
+                    return device, InFlightBatch(entries, is_ahead=True)
         if not others_wait:
             self.rates.note_idle()
         for device in devices:
@@ -182,46 +163,13 @@ class Dispatcher:
                 return device, InFlightBatch(entries)
         return None
 
-    def _in_turn(self, devices: Sequence[Device]) -> Sequence[Device]:
-        """Return the devices that may get the next batch now, starting with the one that would finish it first.
-
-        A device gets the rows that the ones before it leave: long rows.
-        """
-        free = [each for each in devices if each.room > 0]
-        if len(devices) == 1 or not free or not len(self.source):
-            return free
-        in_zone = [each for each in devices if each.zone == self.zone]
-        if self.zone and in_zone and (waited_s := self.source.oldest_s) < OTHER_ZONE_S:
-            devices, free = in_zone, [each for each in free if each in in_zone]
-            if not free:
-                self._look_again_s = OTHER_ZONE_S - waited_s
-                return free
-        now, waiting = time.perf_counter(), self.source.tokens
-
-        def done_in_s(device: Device) -> float:
-            return device.free_in_s(now) + device.pass_s(waiting)
-
-        seconds = min(map(done_in_s, free))
-        for busy in devices:
-            if busy not in free and done_in_s(busy) < seconds:
-                waiting -= busy.limits.max_tokens
-        if waiting <= 0:
-            self._look_again_s = seconds
-            return []
-        return sorted(free, key=done_in_s)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether rows wait, including rows of lost devices."""
-        return len(self.source) > 0 or len(self._suspects) > 0
-
     def note_room(self) -> None:
         """Wake the tasks that wait for a batch: there may be more room, or rows that may be taken now."""
         self._count_busy()
         self.room.unpark_all()
+        self.source.planned_changed.unpark()
         if self.has_waiting or self.source.planned:
-            self.source.changed.unpark_all()
-            self.source.planned_changed.unpark_all()
+            self.source.changed.unpark()
 
     def _count_busy(self) -> None:
         """Count the seconds until now if batches were in flight; overlapping batches count once."""
@@ -229,16 +177,6 @@ class Dispatcher:
         if self._busy_since is not None:
             self.busy.inc(now - self._busy_since)
         self._busy_since = now if any(device.in_flight for device in self.devices) else None
-
-    def _leaves_long(self, device: Device) -> bool:
-        """Return whether long rows are left to other devices, so that this one stays free for short ones."""
-        if device.computes_ahead and device.long_batches:
-            return False
-        if device.takes_ahead:
-            return True
-        devices = [each for each in self.devices if each.is_available]
-        most = sum([each.launches for each in devices]) - 1
-        return 0 < most <= sum([min(each.launches, each.long_batches) for each in devices])
 
     async def _finish(self, device: Device, batch: InFlightBatch) -> None:
         """Free the room of a batch, and settle its rows."""
@@ -252,12 +190,7 @@ class Dispatcher:
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:
         """Free the room of batches that were computed together; the next one may be taken before they are delivered."""
-        for batch in batches:
-            device.in_flight.remove(batch)
-        device.freed_at = time.perf_counter()
-        self._behind = [batch for batch in self._behind if batch not in batches and batch.handle is None]
-        if self._behind and not batches[0].is_planned:
-            self._behind.pop(0).launched = device.freed_at
+        device.note_freed(batches)
         self.note_room()
         self._observe(device, batches)
         for batch in batches:
@@ -271,7 +204,7 @@ class Dispatcher:
             return
         for batch in measured:
             device.observe(batch)
-        left_waiting, was_left = len(self.source) > 0, self.rates.left_waiting
+        left_waiting, was_left = self.source.tokens > 0, self.rates.left_waiting
         # Without the time in which earlier batches were computed, on any device.
         seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
         tokens = sum([batch.batch.tokens for batch in measured]) + max(0, self.others_tokens)
@@ -279,54 +212,43 @@ class Dispatcher:
         if was_left or not device.computes_ahead:  # else it may have had rows of other processes before these
             self.rates.observe(measured[0].work_class, tokens, seconds, left_waiting=left_waiting)
 
-    def seconds_of(self, entries: Sequence[QueueEntry]) -> float:
-        """Return how long a batch of rows of about one length will take, in seconds; 0 if that is unknown."""
-        per_token = float(self.rates.seconds_per_token[class_of(entries[0].request.prompt)])
-        seconds = sum([entry.tokens for entry in entries]) * per_token
-        return seconds if math.isfinite(seconds) else 0.0
-
-    def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError) -> None:
-        """Queue the rows of a lost device for another, if there is one; refuse rows that two devices were lost with."""
-        for entry in batch.waited_for:
-            entry.losses += 1
-            if entry.losses >= MAX_LOSSES:
-                self.refused.refuse(entry)
-            elif batch.is_planned or not self.devices:
-                entry.fail(lost)
-            else:
-                self._suspects.append(entry)
+    def add(self, device: Device) -> None:
+        """Give batches to a device from now on."""
+        self.devices.append(device)
         self.note_room()
 
-    def give_back(self, batch: InFlightBatch, queue: Scheduler) -> None:
-        """Queue rows again that were not yet sent to a device when it was lost: they are not why it was lost."""
-        if batch.is_suspect:
-            self._suspects += batch.waited_for
-        elif waited_for := batch.waited_for:
-            queue.put_nowait(*(batch.entries if batch.is_planned else waited_for))  # a planned batch is computed whole
-        self.note_room()
+    def lose(
+        self,
+        device: Device,
+        launched: Sequence[InFlightBatch],
+        unsent: Sequence[InFlightBatch],
+        error: EngineProcessDiedError,
+    ) -> None:
+        """Give no more batches to a device that was lost with these batches; see ``LostRows`` for their rows.
 
-    def _next_suspect(self) -> QueueEntry | None:
-        """Return the first suspect; drop those before it that need not be computed any more."""
-        while self._suspects:
-            entry = self._suspects[0]
-            if entry.request.deadline < trio.current_time():
-                entry.fail(DeadlineExceededError("The deadline passed while this input was computed."))
-            elif not entry.is_abandoned:
-                return entry
-            self._suspects.popleft()
-        return None
+        Without another device, all waiting rows fail: it may take minutes until there is one.
+        """
+        for batch in unsent:
+            self.lost.give_back(batch)
+        self.devices = [each for each in self.devices if each is not device]
+        if not self.devices:
+            self.fail_waiting(error)
+        for batch in launched:
+            self.lost.lose(batch, error, has_devices=bool(self.devices))
+        self.note_room()
 
     def fail_waiting(self, error: Exception) -> None:
         """Fail all waiting rows, including background work and rows of lost devices."""
-        waiting = [*self.source.take_all(), *self._suspects]
-        self._suspects.clear()
+        waiting = [*self.source.take_all(), *self.lost.suspects]
+        self.lost.suspects.clear()
         fail_unsettled(waiting, error)
 
     def close(self) -> None:
         """Fail all rows that are not settled, launched ones included: no row will be computed any more."""
         self.is_closed, stopped = True, EngineDeadError(STOPPED)
         self.fail_waiting(stopped)
-        for device in self.devices:
+        devices, self.devices = self.devices, []
+        for device in devices:
             launched = [entry for batch in device.in_flight for entry in batch.entries]
             device.in_flight.clear()
             fail_unsettled(launched, stopped)

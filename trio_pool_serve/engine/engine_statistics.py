@@ -56,11 +56,11 @@ class EngineStatistics(QueueStatistics):
     in_flight_batches: int
     oldest_in_flight_s: float
     """Seconds since the launch of the oldest batch in flight; 0 if there is none."""
-    tokens_per_s: float
+    tokens_per_s: float = 0.0
     """Tokens computed per second, as a moving average; 0 before the first batch."""
-    batches: int
-    failed_batches: int
-    batch_token_budget: int
+    batches: int = 0
+    failed_batches: int = 0
+    batch_token_budget: int = 0
     """The current token budget of a batch: below the configured one after the device ran out of memory."""
     memory_bytes: int
     """Resident memory of the model."""

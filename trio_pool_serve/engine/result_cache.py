@@ -16,6 +16,7 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import Outputs, RowsDone, row_digest
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.threads.moving_average import MovingAverage
 from trio_pool_serve.types import (
     PooledValue,
     PoolingOutput,
@@ -116,10 +117,6 @@ def _read_only_copy(value: PooledValue) -> PooledValue:
     return SparseVector(*copies) if isinstance(value, SparseVector) else copies[0]
 
 
-SHARE_WEIGHT = 0.1
-"""Weight of the newest rows in the average share of rows that are not cached."""
-
-
 @define(eq=False)
 class ModelResults:
     """The results of one loaded model in a cache that all models share; a model that is loaded again has none.
@@ -130,8 +127,8 @@ class ModelResults:
     """
 
     cache: ResultCache
-    _missing_share: float = field(init=False, default=1.0)
-    """Share of looked-up rows that are not cached, as a moving average."""
+    _missing_share: MovingAverage = field(init=False, factory=lambda: MovingAverage(value=1.0, is_known=True))
+    """Share of looked-up rows that are not cached."""
     _is_cleared: bool = field(init=False, default=False)
 
     def to_compute(self, work: EstimatedWork) -> EstimatedWork:
@@ -140,7 +137,7 @@ class ModelResults:
         Otherwise requests would be refused because of others whose rows are cached, until these are tokenised, by rates
         that are not measured again while nothing is computed.
         """
-        return evolve(work, tokens=int(work.tokens * self._missing_share))
+        return evolve(work, tokens=int(work.tokens * self._missing_share.value))
 
     async def submit_all(
         self, engine: Engine, requests: Sequence[PoolingRequest], rows_done: RowsDone, timings: RequestTimings
@@ -157,7 +154,7 @@ class ModelResults:
         timings.looked_up += looked_up
         timings.cached += cached
         if looked_up:
-            self._missing_share += (1 - cached / looked_up - self._missing_share) * SHARE_WEIGHT
+            self._missing_share.observe(1 - cached / looked_up)
         if cached:
             rows_done([(index, PoolingOutput(of, 0.0, 0.0, 0.0)) for index, of in enumerate(found) if of is not None])
 

@@ -14,7 +14,7 @@ go anywhere. Long rows may be left to devices that already compute long ones. Wh
 (long rows and the rest of large requests) gets short batches of its own. Planned batches are taken exactly as they
 were planned, when the dispatcher asks for one.
 
-Nothing is sorted: all rows of a queue class wait equally long, so only the first of each is compared.
+Waiting rows are not kept in order: all rows of a queue class wait equally long, so only the first of each is compared.
 """
 
 import heapq
@@ -22,22 +22,17 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
-from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS, QueueClass, RequestGroup, WaitingClient
+from trio_pool_serve.engine.queue_classes import SHORT_TOKENS, QueueClass, RequestGroup, WaitingClient
 from trio_pool_serve.engine.queue_entry import QueueEntry
+from trio_pool_serve.engine.speed import ComputeRates, class_of
 from trio_pool_serve.errors import DeadlineExceededError
-
-MAX_TOKENS_BEFORE_LONG = 2048
-"""Maximum tokens of long rows that wait while a device is kept free for short ones."""
-
-MAX_KEPT_TOGETHER = 8192
-"""Maximum tokens of long rows that are kept together on account of earlier short rows."""
 
 MAX_BATCHES_SINCE_SMALL = 4
 """Long work gets full batches again once this many full batches of tokens were taken since the last small request."""
@@ -50,11 +45,11 @@ MAX_CLIENTS_OF_BATCH = 64
 class Scheduler(BatchSource):
     """The rows of one model that wait in this process. Withdrawn rows leave at once.
 
-    ``seconds_of`` estimates how long a batch takes: rows that would be late fail instead of being computed.
+    By the ``rates`` of the devices, rows that would be late fail instead of being computed.
     """
 
     max_age_s: float = math.inf
-    seconds_of: Callable[[Sequence[QueueEntry]], float] = lambda _: 0.0
+    rates: ComputeRates = field(factory=ComputeRates)
     clock: int = field(default=0, init=False)
     """Tokens of all rows taken so far."""
     small_requests: int = field(default=0, init=False)
@@ -108,8 +103,8 @@ class Scheduler(BatchSource):
                 short_tokens += tokens
         self.tokens += short_tokens + long_tokens
         self._long_tokens += long_tokens
-        self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * short_tokens)
-        self.changed.unpark_all()
+        self._long.add_short(short_tokens)
+        self.changed.unpark()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take an entry out of the queue; does nothing if it is not waiting."""
@@ -167,7 +162,7 @@ class Scheduler(BatchSource):
         return 0.0 if oldest is None else time.perf_counter() - oldest.queued_at
 
     def _form(self, limits: BatchLimits, *, leaves_long: bool) -> list[QueueEntry]:
-        leaves_long = leaves_long and self._long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
+        leaves_long = leaves_long and self._long.waits(self._long_tokens)
         classes = self._classes_in_turn(leaves_long=leaves_long)
         opening = self._opening(classes, leaves_long=leaves_long)
         if opening is None:
@@ -195,7 +190,11 @@ class Scheduler(BatchSource):
         """
         if min([entry.request.deadline for entry in entries]) == math.inf:
             return entries
-        done_at = trio.current_time() + (self.seconds_of(entries) if self._entries else 0.0)
+        seconds = 0.0
+        if self._entries:
+            first = class_of(entries[0].request.prompt)
+            seconds = self.rates.seconds_of(first, sum([entry.tokens for entry in entries]))
+        done_at = trio.current_time() + seconds
         for entry in entries:
             if entry.request.deadline < done_at:
                 entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
@@ -289,7 +288,7 @@ class Scheduler(BatchSource):
         tokens, long_tokens = self.tokens, self._long_tokens
         self.small_requests += self._remove(entries)
         self.clock += tokens - self.tokens
-        self._kept_together = max(0, self._kept_together - (long_tokens - self._long_tokens))
+        self._long.take_long(long_tokens - self._long_tokens)
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests + self.small_elsewhere) != self._small_requests_seen:

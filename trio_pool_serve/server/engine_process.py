@@ -17,7 +17,6 @@ from trio_pool_serve.engine.places.supervisor import Alive, EngineJob, Loaded, L
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.loading.runner_loader import load_model
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading
@@ -75,7 +74,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
         return SharingRunner(runner, [SharedCores.open(Path(job.cores), replica.process, replica.processes)])
 
     zone = config.hosts.zone if job.socket_folder else ""  # known only on the API processes' machine
-    engine = DeviceServer(Worker(load, offload, metrics.of_engine(replica.model), config.scheduling), zone)
+    engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()

@@ -16,7 +16,6 @@ from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model
@@ -56,8 +55,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     load = partial(LocalRunners(config, offload).load, source, load_runner)
-    worker = Worker(load, offload, metrics.of_engine(source.name), config.scheduling)
-    engine = DeviceServer(worker, config.hosts.zone)
+    engine = DeviceServer(load, offload, metrics.of_engine(source.name), config.scheduling, config.hosts.zone)
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(watch_ends)
@@ -80,7 +78,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             nursery.start_soon(_leave_while_loading, engine, ending)
             await engine.worker.dispatcher.wait_ready()
             logger.info(
-                "loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.loaded.describe()
+                "loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.description
             )
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)

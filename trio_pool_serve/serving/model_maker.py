@@ -7,6 +7,7 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.config import Config, ModelSource
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ModelResults, ResultCache
 from trio_pool_serve.engine.worker import Worker
@@ -57,7 +58,9 @@ class ModelMaker:
         if self.places is not None:
             return self.places.make_engine(source.name, metrics)
         load = partial(self._runners.load, source, self.load_runner)
-        return Engine(Worker(load, self.offload, metrics, self.config.scheduling))
+        scheduling = self.config.scheduling
+        queue = ModelQueue(scheduling.max_queue_s, metrics)
+        return Engine(queue, Worker(queue.dispatcher, scheduling, load=load, offload=self.offload, metrics=metrics))
 
     async def announce_to_hosts(self, source: ModelSource, folder: AnyModelFolder) -> None:
         """Tell the links to engines on other machines which files a model has. Cancellation: at once."""
@@ -70,8 +73,7 @@ class ModelMaker:
 
         ``was_frozen``: whether its objects are exempt from garbage collection.
         """
-        if isinstance(ended.worker, Worker):
-            ended.worker.runner = None
+        ended.devices.free()
         self._runners.free(was_frozen=was_frozen)
 
     async def download(self, source: ModelSource) -> None:

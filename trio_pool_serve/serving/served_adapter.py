@@ -42,7 +42,7 @@ class ServedAdapter:
         folder = await offload.run("download", partial(locate_folder, self.location), abandon_on_cancel=True)
         files = await offload.run("download", partial(read_adapter, folder), abandon_on_cancel=True)
         adapter = Adapter(str(folder.absolute()), files.digest)
-        if (request := engine.probe_request) is not None:
+        if (request := engine.facts.probe_request) is not None:
             try:
                 await engine.submit_all([replace(request, adapter=adapter)], require_finite)
             except (BatchFailedError, NotFiniteError) as error:

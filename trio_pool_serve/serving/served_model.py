@@ -110,7 +110,7 @@ class ServedModel:
     @property
     def dimensions(self) -> int:
         """The length of its vectors; 0 if it has none, or is not loaded."""
-        return 0 if self.loaded is None else self.engine.worker.facts.dimensions
+        return 0 if self.loaded is None else self.engine.facts.dimensions
 
     @property
     def shown_state(self) -> ModelState:

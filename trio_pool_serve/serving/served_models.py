@@ -9,7 +9,6 @@ from attrs import define, field
 
 from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.deep_probe import DeepProbe
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import (
     ConflictError,
     EngineLoadingError,
@@ -138,10 +137,9 @@ class ServedModels(NamedModels):
             await maker.processes["template"].start_first()
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
-        if isinstance(worker := served.engine.worker, Worker):  # an engine process logs this itself
-            logger.info(
-                "loaded in %.1f s: %s: %s", worker.memory.loading_s, served.source.name, worker.loaded.describe()
-            )
+        devices = served.engine.devices
+        if devices.description:
+            logger.info("loaded in %.1f s: %s: %s", devices.memory.loading_s, served.source.name, devices.description)
         of_tasks = await served.check_adapters(folder, offload)
         served.finish_loading(maker.make_model(served, folder, renderer, of_tasks))
         maker.metrics.model_changes["loads"].inc()
@@ -200,7 +198,7 @@ class ServedModels(NamedModels):
         Raises ``EngineLoadingError`` until the initial models are loaded, and for a model that was never loaded.
         """
         self.require_started()
-        takes_rows = served.loaded is not None and served.engine.worker.takes_rows
+        takes_rows = served.loaded is not None and served.engine.devices.takes_rows
         if served.folder is None or (served.loaded is not None and not takes_rows and served.engine.state == "loading"):
             raise EngineLoadingError("The model is being loaded.")
         return served.loaded
@@ -359,9 +357,8 @@ class ServedModels(NamedModels):
         """How the loaded models are computed, by name; without those on other machines."""
         places = self.maker.places
         remote = {} if places is None or places.supervisor is None else places.supervisor.descriptions
-        workers = {name: served.engine.worker for name, served in self.by_name.items() if served.state == "loaded"}
-        local = {name: worker.loaded for name, worker in workers.items() if isinstance(worker, Worker)}
-        return {**remote, **{name: str(loaded.describe()) for name, loaded in local.items()}}
+        loaded = {name: served.engine.devices for name, served in self.by_name.items() if served.state == "loaded"}
+        return {**remote, **{name: each.description for name, each in loaded.items() if each.description}}
 
     @property
     def present(self) -> list[ServedModel]:

@@ -188,5 +188,5 @@ async def test_a_cancelled_window_leaves_nothing_behind(service: Service, script
         assert service.default.engine.statistics().in_flight_batches == 1
         nursery.cancel_scope.cancel()
     scripted.gate.set()
-    assert not service.default.engine.scheduler.planned
+    assert not service.default.engine.queue.scheduler.planned
     assert service.default.engine.statistics().queued_rows == 0

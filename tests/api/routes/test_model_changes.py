@@ -159,7 +159,7 @@ async def test_the_card_has_the_time_of_the_last_use_and_the_memory(changed):
     await changed.embed("a")
     card = (await changed.client.get("/v1/models/a", headers=ADMIN)).json()
     assert before["created"] <= card["last_used"] <= before["created"] + 600
-    changed.service.served["a"].engine.worker.memory.resident_bytes = 123
+    changed.service.served["a"].engine.devices.memory.resident_bytes = 123
     assert (await changed.client.get("/v1/models/a", headers=ADMIN)).json()["memory_bytes"] == 123
     assert await changed.metric('trio_pool_serve_model_memory_bytes{model="a",of="resident"}') == 123
 

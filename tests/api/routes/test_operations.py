@@ -119,7 +119,7 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
 async def test_a_server_that_would_refuse_requests_is_not_ready_and_a_draining_one_takes_no_new_work(
     client, service, monkeypatch
 ):
-    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
+    monkeypatch.setattr(type(service.default.engine.queue.admission), "is_full", lambda *_: True)
     await assert_probes(client, "overloaded")
     service.draining = True
     await assert_probes(client, "draining")
@@ -132,7 +132,7 @@ async def test_a_server_whose_engines_are_all_shared_with_others_stays_ready_whi
     service, monkeypatch
 ):
     """Else a load balancer would take all such servers away at once, and clients would not be told 429."""
-    monkeypatch.setattr(type(service.default.engine.admission), "is_full", lambda *_: True)
+    monkeypatch.setattr(type(service.default.engine.queue.admission), "is_full", lambda *_: True)
     processes = attrs.evolve(service.config.processes, engine="hosts")
     monkeypatch.setattr(service, "config", attrs.evolve(service.config, processes=processes))
     async with listening(service) as url, client_of(url) as client:
@@ -176,7 +176,7 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
 @pytest.fixture
 def probed(service: Service) -> Service:
     """A service whose device has a row to probe it by, as loaded runners have."""
-    service.default.engine.worker.loaded.probe_request = PROBE
+    service.default.engine.devices.loaded.probe_request = PROBE
     return service
 
 

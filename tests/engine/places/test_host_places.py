@@ -14,6 +14,7 @@ import trio
 from attrs import define, field
 
 from tests.conftest import until
+from tests.engine.engines import linked_engine
 from tests.engine.remote.replicas import Replica, keys_of, request
 from tests.scripted_runner import described
 from trio_pool_serve.config import SchedulingConfig
@@ -22,10 +23,8 @@ from trio_pool_serve.engine.places import host_places
 from trio_pool_serve.engine.places.host_places import HostList, HostPlace, HostPlaces, read_hosts
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
 from trio_pool_serve.storage.file_digests import ModelDigest
-from trio_pool_serve.telemetry.metrics import Metrics
 
 DIGEST = ModelDigest("f" * 64, "w" * 64)
 
@@ -88,8 +87,8 @@ def serve(tmp_path: Path):
         digests = digests or {"m": DIGEST}
         async with trio.open_nursery() as nursery:
             for name in digests:
-                workers = hosts.workers[name] = RemoteWorkers([], Metrics().of_engine(name))
-                engine = hosts.engines[name] = Engine(workers)
+                engine = hosts.engines[name] = linked_engine([], name=name)
+                hosts.workers[name] = engine.devices
                 await nursery.start(engine.run)
             nursery.start_soon(hosts.run)
             for name, digest in digests.items():
@@ -186,7 +185,7 @@ async def test_engines_that_compute_in_other_data_types_are_told_apart(make, ser
         await hosts.engine.wait_ready()
         assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
         hosts.change(first, second)
-        await until(lambda: len(hosts.engine.dispatcher.devices) == 2)
+        await until(lambda: len(hosts.engine.queue.dispatcher.devices) == 2)
         both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
         assert hosts.workers["m"].computed_by == both
         assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
@@ -218,11 +217,11 @@ async def test_hosts_join_and_leave_with_the_file_and_one_that_leaves_computes_w
 async def test_a_host_that_leaves_without_rows_gets_none_in_the_same_moment(make, serve):
     first, second = make(0), make(1)
     async with living(first, second), serve(first, second) as hosts, trio.open_nursery() as nursery:
-        await until(lambda: len(hosts.engine.dispatcher.devices) == 2)
+        await until(lambda: len(hosts.engine.queue.dispatcher.devices) == 2)
         leaving = hosts.places[first.address].link
         hosts.change(second)
         hosts._update(nursery)
-        assert leaving in hosts.engine.dispatcher.devices, "its task has not run since"
+        assert leaving in hosts.engine.queue.dispatcher.devices, "its task has not run since"
         assert not leaving.takes_rows
         await hosts.engine.submit_all([request(5)] * 5)
 
@@ -328,7 +327,7 @@ async def test_an_engine_at_two_addresses_is_one_engine_and_the_second_is_used_w
     ):
         await until(lambda: sorted(itertools.chain(*hosts.states.values())) == ["connecting", "ready"])
         await until(lambda: any("it is the same engine as at" in known.link.failure for known in hosts.places.values()))
-        assert len(hosts.engine.dispatcher.devices) == 1
+        assert len(hosts.engine.queue.dispatcher.devices) == 1
         (used,) = [known for known in hosts.places.values() if known.link.hello is not None]
         (other,) = [known for known in hosts.places.values() if known is not used]
         hosts.change(other)

@@ -14,6 +14,7 @@ import pytest
 import trio
 from attrs import define
 
+from tests.engine.engines import linked_engine
 from tests.fake_nvidia_smi import EIGHT, LABELS, UUIDS
 from tests.lanes import sampled
 from tests.server.server_process import until
@@ -25,9 +26,7 @@ from trio_pool_serve.engine.places import supervisor
 from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.place import Place
 from trio_pool_serve.engine.remote.connectors import unix_connector
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
 
 GPUS = parse_listing(EIGHT)
@@ -80,9 +79,7 @@ async def running(engines: LocalPlaces) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def asking(engines: LocalPlaces) -> AsyncIterator[Engine]:
-    engine = Engine(
-        RemoteWorkers([unix_connector(replica.path) for replica in engines.places], Metrics().of_engine("m"))
-    )
+    engine = linked_engine([unix_connector(replica.path) for replica in engines.places])
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -188,7 +185,7 @@ async def test_a_replica_that_fails_to_load_leaves_the_others_and_is_tried_again
         await engine.submit_all([REQUEST] * 50)
         machine.breaks()
         await until(lambda: states(engines) == ["ready"] * 3)
-        await until(lambda: len(engine.dispatcher.devices) == 3)
+        await until(lambda: len(engine.queue.dispatcher.devices) == 3)
         await engine.submit_all([REQUEST] * 50)
 
 
@@ -221,12 +218,12 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
     first, second = engines.places
     with pytest.raises(EngineDeadError, match=r"replica 0 on .* restarted 1 times in a row: giving up"):
         async with running(engines), asking(engines) as engine:
-            await until(lambda: len(engine.dispatcher.devices) == 2)
+            await until(lambda: len(engine.queue.dispatcher.devices) == 2)
             for death in range(2):
                 kill(engines, second, caplog)
                 if death == 0:
                     await until(lambda: second.restarts == 1 and second.state == "ready")
-            await until(lambda: second.state == "failed" and len(engine.dispatcher.devices) == 1)
+            await until(lambda: second.state == "failed" and len(engine.queue.dispatcher.devices) == 1)
             assert engine.state == "ready"
             await engine.submit_all([REQUEST] * 50)
             for death in range(2):

@@ -11,15 +11,14 @@ import numpy as np
 import trio
 from attrs import define, field
 
+from tests.engine.engines import linked_engine
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig, computing_config
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, host_connector, unix_connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys, answer_greeting
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
@@ -84,7 +83,7 @@ class Replica:
         batch_timeout_s = self.stall_timeout_s / computing_config.STALL_SHARE
         config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
         offload = Offload(launch=self.runner.concurrent_launches)
-        self.engine = DeviceServer(Worker(lambda: self.runner, offload, Metrics().of_engine("m"), config), self.zone)
+        self.engine = DeviceServer(lambda: self.runner, offload, Metrics().of_engine("m"), config, self.zone)
         self.engine.about, self.leaving, self.has_left = self.about, trio.Event(), False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.worker.run)
@@ -123,7 +122,7 @@ class Replica:
 async def asking(*replicas: Replica, stall_timeout_s: float = 60.0, **settings) -> AsyncIterator[Engine]:
     config = SchedulingConfig(batch_timeout_s=stall_timeout_s / computing_config.STALL_SHARE)
     connectors = [replica.connector for replica in replicas]
-    engine = Engine(RemoteWorkers(connectors, Metrics().of_engine("m"), config), **settings)
+    engine = linked_engine(connectors, config, **settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

@@ -16,16 +16,14 @@ import trio
 from attrs import define, field
 from trio.testing import memory_stream_pair
 
+from tests.engine.engines import linked_engine
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine import device, dispatcher, queue_entry, scheduler, worker
+from trio_pool_serve.engine import device, dispatcher, local_device, queue_entry, scheduler
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import device_server, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import FromEngine
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
@@ -33,7 +31,7 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 
 T = TypeVar("T")
 
-TIMED = (*(device, device_server, dispatcher), *(worker, queue_entry, remote_device, scheduler))
+TIMED = (*(device, device_server, dispatcher), *(local_device, queue_entry, remote_device, scheduler))
 """Modules that read ``time.perf_counter``."""
 
 P50_S, P99_S = 0.0019, 0.016
@@ -197,7 +195,7 @@ class Simulation:
 
     async def add_device(self, runner: SimulatedRunner, *, launches_block: bool = False) -> DeviceServer:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
-        server = DeviceServer(Worker(lambda: runner, offload, metrics))
+        server = DeviceServer(lambda: runner, offload, metrics)
         self.nursery.start_soon(server.worker.run)
         await server.worker.dispatcher.wait_ready()
         self.servers.append(server)
@@ -210,9 +208,9 @@ class Simulation:
             MemoryConnector("memory", trio.sleep_forever, server=server, nursery=self.nursery, loop=loop)
             for server in self.servers
         ]
-        engine = Engine(RemoteWorkers(connectors, Metrics().of_engine("m"), SchedulingConfig()))
+        engine = linked_engine(connectors)
         self._running[engine] = await self.nursery.start(self._run, engine)
-        while not all(device.told for device in engine.worker.links):  # noqa: ASYNC110  (it comes by a connection)
+        while not all(device.told for device in engine.devices.links):  # noqa: ASYNC110  (it comes by a connection)
             await trio.sleep(0.001)
         return engine
 

@@ -13,12 +13,12 @@ from attrs import Factory, define, field
 from tests.conftest import until
 from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
-from trio_pool_serve.engine.compute_rates import WORK_CLASSES
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.link import LinkRefusedError, wait_silent
 from trio_pool_serve.engine.remote.parts import answer_frames, row_frames
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Done, Hello, Leaving, Submit, ToEngine
+from trio_pool_serve.engine.speed import WORK_CLASSES
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError, OverloadedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
@@ -42,22 +42,22 @@ async def test_an_engine_that_falls_silent_fails_its_rows_and_is_connected_to_ag
                 await until(lambda: failed)
         assert isinstance(failed[0], EngineProcessDiedError)
         assert "was lost" in str(failed[0])
-        assert engine.worker.links[0].losses == 1
-        assert "nothing was received" in engine.worker.links[0].failure
+        assert engine.devices.links[0].losses == 1
+        assert "nothing was received" in engine.devices.links[0].failure
         async with replica.live():
             await engine.wait_ready()
             assert (await engine.submit(request(9))).values[0][2] == 9
-            assert engine.worker.links[0].failure == ""
+            assert engine.devices.links[0].failure == ""
 
 
 async def test_an_engine_that_only_sends_heartbeats_is_not_lost(make):
     replica = make(timeout_s=SHORT_S)
     async with replica.listen(), replica.live(), asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.worker.links[0].hello
+        hello = engine.devices.links[0].hello
         for _ in range(4):
             await trio.sleep(SHORT_S)
-        assert engine.worker.links[0].hello is hello, "it is the same connection"
+        assert engine.devices.links[0].hello is hello, "it is the same connection"
         assert len(replica.engine.connections) == 1
 
 
@@ -156,7 +156,7 @@ async def test_a_slow_path_is_not_taken_for_silence(make):
         nursery.start_soon(outcome_of, engine, request(*range(10**6)))
         await until(lambda: rows)
         assert rows == [4 * 10**6]
-        assert engine.worker.links[0].losses == 0
+        assert engine.devices.links[0].losses == 0
         nursery.cancel_scope.cancel()
 
 
@@ -173,13 +173,13 @@ async def test_the_only_engine_computes_what_waits_for_it_before_it_leaves(repli
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await until(lambda: len(engine.dispatcher.in_flight) == 2)
+        await until(lambda: len(engine.queue.dispatcher.in_flight) == 2)
         assert engine.statistics().queued_rows > 0
         if by_operator:
-            engine.worker.links[0].is_draining = True
+            engine.devices.links[0].is_draining = True
         else:
             replica.leaving.set()
-            await until(lambda: not engine.worker.links[0].takes_rows)
+            await until(lambda: not engine.devices.links[0].takes_rows)
         with pytest.raises(EngineLoadingError):
             await engine.submit(request(1))
         assert not replica.has_left, "it has rows"
@@ -199,9 +199,9 @@ async def test_the_last_rows_of_an_engine_that_leaves_are_all_delivered(played):
     (frame,) = answer_frames([outcomes])
     answers = frame_of(Answers(frame.parts, [Done(message.batch.number, 0.1)], 2048), b"".join(frame.buffers))
     await stream.send_all(frame_of(Leaving()) + answers)
-    await until(lambda: engine.worker.links[0].losses == 1)
+    await until(lambda: engine.devices.links[0].losses == 1)
     await until(lambda: all(entry.output is not None for entry in entries))
-    assert not len(engine.dispatcher.in_flight)
+    assert not len(engine.queue.dispatcher.in_flight)
 
 
 # -- what device servers tell of other API processes' work --------------------------------------------
@@ -222,11 +222,11 @@ async def telling(*replicas: Replica, shares: Sequence[float], stalled: Sequence
         for replica in replicas:
             await stack.enter_async_context(replica.listen())
         engine = await stack.enter_async_context(asking(*replicas))
-        engine.dispatcher.rates.seconds_per_token = np.full(WORK_CLASSES, 1e-3)
+        engine.queue.dispatcher.rates.seconds_per_token = np.full(WORK_CLASSES, 1e-3)
         async with trio.open_nursery() as nursery:
             for number, (replica, share) in enumerate(zip(replicas, shares, strict=True)):
                 nursery.start_soon(tell, replica, share, "a batch does not come back" if number in stalled else "")
-            await until(lambda: all(device.told is not None for device in engine.worker.links))
+            await until(lambda: all(device.told is not None for device in engine.devices.links))
             yield engine
             nursery.cancel_scope.cancel()
 
@@ -234,7 +234,7 @@ async def telling(*replicas: Replica, shares: Sequence[float], stalled: Sequence
 async def test_what_others_have_waiting_at_all_devices_slows_this_process_down(make):
     async with telling(*map(make, range(4)), shares=[1.0] * 4) as engine:
         with engine.admit(EstimatedWork(tokens=4000)):
-            assert engine.admission.waiting_s == pytest.approx(LOAD_MARGIN * 8)
+            assert engine.queue.admission.waiting_s == pytest.approx(LOAD_MARGIN * 8)
             with pytest.raises(OverloadedError):
                 engine.refuse_late(EstimatedWork(tokens=4000))
 
@@ -243,12 +243,12 @@ async def test_a_device_at_which_others_have_far_more_has_no_request_refused(mak
     """Rows go to the others. It may be one that says so only."""
     async with telling(*map(make, range(4)), shares=(0.0, 2.0, 0.0, 1e6)) as engine:
         with engine.admit(EstimatedWork(tokens=5)):
-            assert engine.admission.waiting_s < LOAD_MARGIN * 5e-3 * 2
+            assert engine.queue.admission.waiting_s < LOAD_MARGIN * 5e-3 * 2
             engine.refuse_late(EstimatedWork(tokens=5))
 
 
 async def test_a_drained_device_does_not_hide_that_all_others_stall(make):
     async with telling(*map(make, range(2)), shares=(0.0, 0.0), stalled=(1,)) as engine:
         assert engine.state == "ready"
-        engine.worker.links[0].is_draining = True
+        engine.devices.links[0].is_draining = True
         assert engine.state == "stalled"

@@ -39,10 +39,10 @@ async def engine(replica: Replica) -> AsyncIterator[Engine]:
     """A link that has been made before, and is there at the end of each test as it was."""
     async with asking(replica) as engine:
         await engine.wait_ready()
-        hello = engine.worker.links[0].hello
+        hello = engine.devices.links[0].hello
         yield engine
         assert (await engine.submit(request(5))).values[0][1] == 5
-        assert engine.worker.links[0].hello is hello, "it is the same connection"
+        assert engine.devices.links[0].hello is hello, "it is the same connection"
 
 
 async def connect(replica: Replica, source: str = "127.0.0.1") -> trio.SocketStream:

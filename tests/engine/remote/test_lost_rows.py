@@ -9,8 +9,8 @@ from tests.conftest import until
 from tests.engine.engines import compute_window
 from tests.engine.remote.replicas import Replica, asking, frame_of, request
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.lost_rows import REFUSAL
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.refused_rows import REFUSAL
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.wire import Hello
 from trio_pool_serve.errors import EngineProcessDiedError
@@ -34,9 +34,9 @@ async def test_the_neighbours_of_a_row_that_kills_are_computed_each_alone(make):
 
     def let(index: int) -> None:
         """Have only this one get rows."""
-        for number, device in enumerate(engine.worker.links):
+        for number, device in enumerate(engine.devices.links):
             device.is_draining = number != index
-        engine.dispatcher.note_room()
+        engine.queue.dispatcher.note_room()
 
     async with first.listen(), second.listen(), third.listen(), asking(*replicas) as engine:
         for replica in replicas:
@@ -44,7 +44,7 @@ async def test_the_neighbours_of_a_row_that_kills_are_computed_each_alone(make):
         async with third.live():
             async with second.live():
                 async with first.live():
-                    await until(lambda: len(engine.dispatcher.devices) == 3)
+                    await until(lambda: len(engine.queue.dispatcher.devices) == 3)
                     let(0)
                     entries = submit(engine, *[request(index) for index in range(4)])
                     await until(lambda: first.runner.rows == [4])
@@ -70,11 +70,11 @@ async def test_planned_batches_that_wait_fail_with_the_last_device_and_later_one
             await engine.wait_ready()
             replica.runner.gate.clear()
             nursery.start_soon(ask, engine)
-            await until(lambda: len(engine.scheduler.planned) == 3)
+            await until(lambda: len(engine.queue.scheduler.planned) == 3)
             await until(lambda: replica.runner.batches)
         await until(lambda: found)
         assert [type(outcome) for outcome in found] == [EngineProcessDiedError] * 4
-        assert len(engine.scheduler.planned) == 0
+        assert len(engine.queue.scheduler.planned) == 0
         async with replica.live():
             await engine.wait_ready()
             assert await compute_window(engine, [request(5)]) == [[1]]
@@ -85,9 +85,9 @@ async def unread(engine: Engine, bad: Replica) -> AsyncIterator[tuple[RemoteDevi
     """Have all rows given to a device that reads nothing, and is lost with the block; yield it and what it was sent."""
     async with await bad.accept() as stream:
         await stream.send_all(frame_of(Hello(8, 0, 2**24)))
-        await until(lambda: engine.worker.links[-1].hello is not None)
-        *others, device = engine.worker.links
-        await until(lambda: len(engine.dispatcher.devices) == 1 + len(others))
+        await until(lambda: engine.devices.links[-1].hello is not None)
+        *others, device = engine.devices.links
+        await until(lambda: len(engine.queue.dispatcher.devices) == 1 + len(others))
         for other in others:
             other.is_draining = True
         sent = submit(engine, request(*range(2**22)))  # more than the buffers of both ends
@@ -104,7 +104,7 @@ async def test_rows_that_were_not_sent_fail_as_those_that_were_when_the_last_dev
             entries += submit(engine, request(5))
             await until(lambda: len(device.in_flight) == 2)
         assert [type(error) for error in await settled(entries)] == [EngineProcessDiedError] * 2
-        assert not len(engine.scheduler)
+        assert not len(engine.queue.scheduler)
 
 
 async def test_what_was_not_sent_to_a_lost_device_only_waits_again(make):

@@ -59,17 +59,17 @@ async def test_an_engine_that_does_not_read_holds_up_its_own_rows_only_and_is_le
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(never_read)
-        await until(lambda: len(engine.dispatcher.devices) == 2)
-        engine.worker.links[0].is_draining = True
+        await until(lambda: len(engine.queue.dispatcher.devices) == 2)
+        engine.devices.links[0].is_draining = True
         for _ in range(16):  # more than the buffers of both ends
             nursery.start_soon(ask, engine, request(*range(2**20)))
-        await until(lambda: engine.worker.links[1].waiting_rows == 16)
-        engine.worker.links[0].is_draining = False
-        engine.worker.links[1].is_draining = True
+        await until(lambda: engine.devices.links[1].waiting_rows == 16)
+        engine.devices.links[0].is_draining = False
+        engine.devices.links[1].is_draining = True
         await engine.submit_all([request(5)] * 20)
         assert not computed
         await until(lambda: len(computed) == 16)
-        assert engine.worker.links[1].losses == 1
+        assert engine.devices.links[1].losses == 1
         nursery.cancel_scope.cancel()
 
 
@@ -84,13 +84,13 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
 
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(hold)
-        await until(lambda: len(engine.dispatcher.devices) == 2)
-        device = engine.worker.links[1]
+        await until(lambda: len(engine.queue.dispatcher.devices) == 2)
+        device = engine.devices.links[1]
         device.stall_timeout_s = math.inf
-        engine.worker.links[0].is_draining = True
+        engine.devices.links[0].is_draining = True
         nursery.start_soon(outcome_of, engine, request(5))
         await until(lambda: device.waiting_rows)
-        engine.worker.links[0].is_draining = False
+        engine.devices.links[0].is_draining = False
         assert device.stall_reason == ""
         device.stall_timeout_s, device._last_heard = 0.1, math.inf
         await until(lambda: "has answered no rows" in device.stall_reason)
@@ -102,7 +102,7 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
 async def test_an_engine_that_leaves_twice_leaves_once(played):
     engine, stream = played
     async with trio.open_nursery() as nursery:
-        (device,) = engine.worker.links
+        (device,) = engine.devices.links
         nursery.start_soon(outcome_of, engine, request(5))  # for which it stays connected
         await until(lambda: device.waiting_rows)
         tasks = trio.lowlevel.current_statistics().tasks_living
@@ -142,16 +142,16 @@ API_NONSENSE = {
 
 @pytest.mark.parametrize("sent", API_NONSENSE.values(), ids=API_NONSENSE)
 async def test_an_api_process_that_sends_what_it_may_not_is_left_alone(replica, engine, sent):
-    hello, stream = engine.worker.links[0].hello, await replica.connect()
+    hello, stream = engine.devices.links[0].hello, await replica.connect()
     await stream.stream.send_all(sent)
     await stream.stream.send_eof()
     await until_ended(stream)
     assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-    assert engine.worker.links[0].hello is hello, "it is the same connection"
+    assert engine.devices.links[0].hello is hello, "it is the same connection"
 
 
 async def test_many_rows_are_withdrawn_in_several_frames(replica, engine):
-    replica.engine.worker.budget = TokenBudget(10_000)
+    replica.engine.worker.device.budget = TokenBudget(10_000)
     await engine.submit(request(1))  # its answer tells the budget
     replica.runner.gate.clear()
     async with trio.open_nursery() as nursery:
@@ -171,8 +171,8 @@ async def test_an_engine_that_says_hello_twice_is_left(make):
     async with replica.listen(), asking(replica) as engine:
         async with await replica.accept() as stream:
             await stream.send_all(frame_of(Hello(8, 0, 2048)) * 2)
-            await until(lambda: "twice" in engine.worker.links[0].failure)
-        assert engine.dispatcher.devices == []
+            await until(lambda: "twice" in engine.devices.links[0].failure)
+        assert engine.queue.dispatcher.devices == []
 
 
 NONSENSE = {
@@ -205,16 +205,16 @@ async def test_an_engine_that_says_what_cannot_be_is_left_and_no_other(make, sen
     good, bad = make(0), make(1)
     async with good.listen(), bad.listen(), good.live(), asking(good, bad) as engine:
         await engine.wait_ready()
-        hello = engine.worker.links[0].hello
+        hello = engine.devices.links[0].hello
         async with await bad.accept() as stream:
             await stream.send_all(sent)
             with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
                 while await stream.receive_some():
                     """Until the link is given up."""
         assert "a connection between processes ends" in caplog.text
-        assert engine.dispatcher.devices == engine.worker.links[:1]
+        assert engine.queue.dispatcher.devices == engine.devices.links[:1]
         assert isinstance(await outcome_of(engine, request(5)), PoolingOutput)
-        assert engine.worker.links[0].hello is hello
+        assert engine.devices.links[0].hello is hello
 
 
 WRONG_ANSWERS = {
@@ -241,7 +241,7 @@ async def test_an_engine_with_a_wrong_answer_fails_the_row_alone(played, content
         ended = [] if done is None else [Done(message.batch.number + done, 0.1)]
         await framed.send(Answers([Part(part.ids, 0, content) for content in contents], ended, 2048))
     assert isinstance(outcomes[0], UnsendableError | BatchFailedError)
-    (device,) = engine.worker.links
+    (device,) = engine.devices.links
     assert device.waiting_rows == device.losses == 0
     assert len(device.in_flight) == (done is None)
 
@@ -252,12 +252,12 @@ async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(mak
         nothing = msgspec.Raw(msgspec.msgpack.encode(Outputs(0.1, 0.1, 0.1, [])))
         for computed in (10**9, 0, 5):  # it may count as it likes
             answers = Answers([Part([3, 3, 2**63], 0, nothing)], [Done(8, 0.0), Done(8, 1e9)], computed, computed)
-            hello = frame_of(HELLO) if engine.worker.links[0].hello is None else b""
+            hello = frame_of(HELLO) if engine.devices.links[0].hello is None else b""
             await stream.send_all(hello + frame_of(answers))
-            await until(lambda computed=computed: (told := engine.worker.links[0].told) and told.budget == computed)
-        assert engine.worker.links[0].losses == 0
-        assert engine.worker.links[0].tokens_per_s == 0
-        assert engine.dispatcher.others_tokens == 5
+            await until(lambda computed=computed: (told := engine.devices.links[0].told) and told.budget == computed)
+        assert engine.devices.links[0].losses == 0
+        assert engine.devices.links[0].passes.tokens_per_s == 0
+        assert engine.queue.dispatcher.others_tokens == 5
 
 
 async def test_an_api_process_with_more_batches_than_it_may_have_loses_its_connection_alone(replica, engine):

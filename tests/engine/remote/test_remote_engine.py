@@ -10,7 +10,7 @@ from attrs import field, frozen
 from trio.testing import wait_all_tasks_blocked
 
 from tests.conftest import until
-from tests.engine.engines import Members, compute_window
+from tests.engine.engines import Members, compute_window, linked_engine
 from tests.engine.remote.replicas import Replica, asking, frame_of, outcome_of, request, two_alive
 from tests.engine.remote.test_wire import alike, types_of
 from tests.scripted_runner import scripted_vector
@@ -19,7 +19,6 @@ from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.planned_window import planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.parts import row_frames
-from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Answers, BatchFacts, Hello, Submit
 from trio_pool_serve.errors import (
     BatchFailedError,
@@ -27,7 +26,6 @@ from trio_pool_serve.errors import (
     EngineLoadingError,
     UnsendableError,
 )
-from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.types import (
     Embed,
     PoolingOutput,
@@ -91,21 +89,21 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make, mon
     stalling = make(0, stall_timeout_s=0.05)
     healthy = make(1)
     async with two_alive(stalling, healthy), asking(stalling, healthy) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine.dispatcher.devices) == 2)
+        await until(lambda: len(engine.queue.dispatcher.devices) == 2)
         stalling.runner.gate.clear()
         healthy.runner.gate.clear()
         for batches in (1, 2):  # each device gets one
             nursery.start_soon(engine.submit, request(1))
-            await until(lambda number=batches: len(engine.dispatcher.in_flight) == number)
+            await until(lambda number=batches: len(engine.queue.dispatcher.in_flight) == number)
         healthy.runner.gate.set()
-        await until(lambda: engine.worker.links[0].stall_reason)
+        await until(lambda: engine.devices.links[0].stall_reason)
         assert engine.statistics().state == "ready"
-        assert engine.worker.stall_reason == ""
+        assert engine.devices.stall_reason == ""
         before = sum(stalling.runner.rows)
         await engine.submit_all([request(2)] * 40)
         assert sum(stalling.runner.rows) == before
         stalling.runner.gate.set()
-        await until(lambda: not engine.worker.links[0].stall_reason and engine.worker.links[0].room > 0)
+        await until(lambda: not engine.devices.links[0].stall_reason and engine.devices.links[0].room > 0)
 
 
 async def test_an_engine_process_that_says_nothing_is_stalled(replica):
@@ -113,11 +111,11 @@ async def test_an_engine_process_that_says_nothing_is_stalled(replica):
         await stream.send_all(frame_of(Hello(8, 0, 2048)))
         await engine.wait_ready()
         await until(lambda: engine.statistics().state == "stalled")
-        assert "silent" in engine.worker.stall_reason
+        assert "silent" in engine.devices.stall_reason
         await stream.send_all(frame_of(Answers([], [], 2048)))
         await until(lambda: engine.statistics().state == "ready")
         await stream.send_all(frame_of(Answers([], [], 2048, stall_reason="a batch has been in flight")))
-        await until(lambda: engine.worker.stall_reason == "a batch has been in flight")
+        await until(lambda: engine.devices.stall_reason == "a batch has been in flight")
 
 
 async def test_a_stopped_engine_process_is_disconnected_and_another_computes_its_rows(make, monkeypatch):
@@ -125,7 +123,7 @@ async def test_a_stopped_engine_process_is_disconnected_and_another_computes_its
     monkeypatch.setattr(computing_config, "LEAST_SILENCE_S", 1.0)
     stopped, healthy = make(0), make(1, stall_timeout_s=1.0)
     async with stopped.listen(), healthy.listen(), asking(stopped, healthy, stall_timeout_s=1.0) as engine:
-        link = engine.worker.links[0]
+        link = engine.devices.links[0]
         async with await stopped.accept() as stream, trio.open_nursery() as nursery:
             await trio.sleep(2 * link.silence_timeout_s)
             await stream.send_all(frame_of(Hello(8, 0, 2048)))
@@ -171,7 +169,7 @@ async def test_a_process_that_dies_fails_its_rows_at_once_and_the_next_one_takes
 
 async def test_an_engine_that_stops_fails_the_requests_that_wait(replica):
     async with replica.live():
-        engine = Engine(RemoteWorkers([replica.connector], Metrics().of_engine("m")))
+        engine = linked_engine([replica.connector])
         async with trio.open_nursery() as nursery:
             running = await nursery.start(scoped, engine)
             await engine.wait_ready()
@@ -239,7 +237,7 @@ class Unsendable(PoolingParams):
     ids=["an object", "no params", "a field of another type"],
 )
 async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, engine, wrong):
-    hello = engine.worker.links[0].hello
+    hello = engine.devices.links[0].hello
     found: dict[int, PoolingOutput | Exception] = {}
 
     async def ask(number: int, asked: PoolingRequest) -> None:
@@ -252,7 +250,7 @@ async def test_a_row_that_cannot_be_sent_or_read_fails_alone(replica, engine, wr
     assert isinstance(failed, UnsendableError)
     assert [first.values[0][1], last.values[0][1]] == [5, 6]
     assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-    assert engine.worker.links[0].hello is hello, "it is the same connection"
+    assert engine.devices.links[0].hello is hello, "it is the same connection"
 
 
 async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
@@ -280,7 +278,7 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
     replicas = [make(number) for number in range(2)]
     rows = [[request(*range(1, 2 + length)) for length in range(1 + index % 7)] for index in range(20)]
     async with two_alive(*replicas), asking(*replicas) as engine:
-        await until(lambda: len(engine.dispatcher.devices) == 2)
+        await until(lambda: len(engine.queue.dispatcher.devices) == 2)
         results = await compute_window(engine, *rows)
     assert results == [[each.tokens for each in of_member] for of_member in rows]
     assert all(replica.runner.batches for replica in replicas)
@@ -293,13 +291,13 @@ async def test_all_rows_of_a_planned_batch_go_to_one_replica(make):
 async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_beside_other_rows(make):
     replicas = [make(number) for number in range(2)]
     async with two_alive(*replicas), asking(*replicas) as engine, trio.open_nursery() as nursery:
-        await until(lambda: len(engine.dispatcher.devices) == 2)
+        await until(lambda: len(engine.queue.dispatcher.devices) == 2)
         for replica in replicas:
             replica.runner.gate.clear()
         nursery.start_soon(compute_window, engine, [request(*range(1, 17)) for _ in range(1000)])
-        await until(lambda: [len(device.in_flight) for device in engine.worker.links] == [1, 1])
+        await until(lambda: [len(device.in_flight) for device in engine.devices.links] == [1, 1])
         await until(lambda: all(replica.runner.batches for replica in replicas))
-        assert len(engine.scheduler.planned) == 998
+        assert len(engine.queue.scheduler.planned) == 998
         assert engine.statistics().queued_rows == 0
         nursery.start_soon(engine.submit_all, [request(7)] * 16)
         await until(lambda: sum(replica.engine.worker.statistics().queued_rows for replica in replicas) == 16)
@@ -309,7 +307,7 @@ async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_b
         kinds = [[batch.is_planned for batch in replica.runner.batches[:2]] for replica in replicas]
         assert sorted(kinds) == [[True, False], [True, True]]
         nursery.cancel_scope.cancel()
-    assert len(engine.scheduler.planned) == 0
+    assert len(engine.queue.scheduler.planned) == 0
 
 
 async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other(replica, engine):
@@ -319,7 +317,7 @@ async def test_a_planned_batch_with_a_row_that_cannot_be_sent_fails_and_no_other
     assert isinstance(results[0], UnsendableError)
     assert isinstance(results[1], BatchFailedError) or results[1] == [4]
     assert await compute_window(engine, [request(1, 2)]) == [[2]]
-    assert [link.waiting_rows for link in engine.worker.links] == [0]
+    assert [link.waiting_rows for link in engine.devices.links] == [0]
 
 
 async def test_a_planned_row_withdrawn_before_it_is_sent_is_computed_with_its_batch(replica, engine):

@@ -63,7 +63,7 @@ async def test_a_lone_request_crosses_twice(clock):
         await simulation.add_device(SimulatedRunner())
         engine, _ = [await simulation.add_process() for _ in range(2)]
         await engine.submit(row(5))
-        stream = engine.worker.links[0].connector.stream
+        stream = engine.devices.links[0].connector.stream
         assert [type(message) for message in stream.sent] == [Submit]
         assert sum(isinstance(message, Answers) and bool(message.parts or message.done) for message in stream.got) == 1
 
@@ -159,14 +159,14 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
             await trio.sleep(0.001)
             nursery.start_soon(other.submit_all, [row(ROW_TOKENS)] * 8)
             if state == "answered":
-                dying.worker.links[0].connector.loop.stopped_s = 0.1
+                dying.devices.links[0].connector.loop.stopped_s = 0.1
                 await trio.sleep(0.02)  # a pass takes 13 ms
             waiting = server.joiner._batches
             connection = [*server.connections][1]
             where = {
                 "waiting": any(2 in [entry.request.prompt.token_ids[-1] for entry in batch.rows] for batch in waiting),
                 "computing": bool(connection._waiting) and 2 in runner.passes[0],
-                "answered": not connection._waiting and bool(dying.worker.links[0]._waiting),
+                "answered": not connection._waiting and bool(dying.devices.links[0]._waiting),
             }
             assert where[state]
             simulation.kill(dying)
@@ -176,7 +176,7 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         assert len(server.connections) == 1
         assert len(server.joiner) == server.joiner.tokens == len(server.worker.dispatcher.in_flight) == 0
         again = await simulation.add_process()
-        assert again.worker.links[0].room == other.worker.links[0].room == CREDITS
+        assert again.devices.links[0].room == other.devices.links[0].room == CREDITS
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40
 
 
@@ -189,8 +189,8 @@ async def test_a_process_with_few_rows_beside_a_busy_one_knows_how_fast_the_devi
         for _ in range(6):
             await trio.sleep(0.5)
             await other.submit_all([row(ROW_TOKENS)] * 2)
-        share = other.worker.links[0].told.others_share
-        assert other.admission.seconds_per_token()[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
+        share = other.devices.links[0].told.others_share
+        assert other.queue.rates.shared[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
 
 
 async def test_each_is_told_how_much_others_compute_while_its_rows_wait(clock):
@@ -203,12 +203,12 @@ async def test_each_is_told_how_much_others_compute_while_its_rows_wait(clock):
                 work = EstimatedWork(tokens=tokens, client=Client(str(number)))
                 admitted.enter_context(engine.admit(work))
             await trio.sleep(HEARTBEAT_S / 10)
-            assert none.worker.links[0].told.others_share == 2
+            assert none.devices.links[0].told.others_share == 2
             for engine in engines:
                 await engine.submit(row(5))
             await trio.sleep(HEARTBEAT_S)
             # A turn for each client, and meanwhile as much again may arrive as waits.
-            assert [engine.worker.links[0].told.others_share for engine in engines] == [0.5, 2, 3]
+            assert [engine.devices.links[0].told.others_share for engine in engines] == [0.5, 2, 3]
 
 
 async def test_a_process_whose_rows_are_all_answered_has_no_share(clock):
@@ -218,7 +218,7 @@ async def test_a_process_whose_rows_are_all_answered_has_no_share(clock):
         with idle.admit(EstimatedWork(tokens=BATCH_TOKENS // 2)):
             for engine in (idle, busy):
                 await engine.submit(row(5))
-            assert busy.worker.links[0].told.others_share == 0
+            assert busy.devices.links[0].told.others_share == 0
 
 
 async def test_each_is_told_what_is_computed_for_others(clock):
@@ -227,8 +227,8 @@ async def test_each_is_told_what_is_computed_for_others(clock):
         first, second = engines = [await simulation.add_process() for _ in range(2)]
         for engine, tokens in ((first, 2), (second, 3), (second, 1), (first, 1)):
             await engine.submit(row(tokens))
-        assert [engine.worker.links[0].told.computed_tokens for engine in engines] == [7, 6]
-        assert [engine.worker.links[0].told.others_small_requests for engine in engines] == [2, 1]
+        assert [engine.devices.links[0].told.computed_tokens for engine in engines] == [7, 6]
+        assert [engine.devices.links[0].told.others_small_requests for engine in engines] == [2, 1]
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -240,7 +240,7 @@ async def test_requests_admitted_in_a_flood_are_computed_in_time(clock, processe
         began, request = trio.current_time(), row(ROW_TOKENS, client=client.number)
         with (
             suppress(OverloadedError),
-            engine.admission.admit(EstimatedWork(tokens=ROW_TOKENS, client=client)) as admitted,
+            engine.queue.admission.admit(EstimatedWork(tokens=ROW_TOKENS, client=client)) as admitted,
         ):
             admitted.note_rendered([request.prompt], 1)
             await engine.submit(request)
@@ -259,7 +259,7 @@ async def test_requests_admitted_in_a_flood_are_computed_in_time(clock, processe
                 nursery.start_soon(ask, draws.choice(engines), draws.choice(clients))
                 await trio.sleep(draws.expovariate(5 * capacity))
     # A second more than is promised: these are a few hundred requests, each an eighth of a batch.
-    assert np.quantile(answered_s, 0.99) <= engines[0].admission.max_queue_s + 2
+    assert np.quantile(answered_s, 0.99) <= engines[0].queue.admission.max_queue_s + 2
     assert len(answered_s) >= 0.95 * 10 * capacity
 
 

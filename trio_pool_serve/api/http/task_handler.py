@@ -229,7 +229,7 @@ def _refuse_before_hop(service: Service, request: HttpRequest, body: Buffer) -> 
     # 0.7 instead of 2.2 ms of CPU time for a body of 100 KB that names the full one of two models
     # (python -m benchmarks.refusal_costs --models 2, "before thread").
     served = service.served.values()
-    if len(body) <= SEARCHED_BYTES and any(each.engine.admission.is_refusing(waits_s) for each in served):
+    if len(body) <= SEARCHED_BYTES and any(each.engine.queue.admission.is_refusing(waits_s) for each in served):
         _refuse(service, request, body, decoding_s=wait_s)
     if wait_s and waits_s > max_queue_s and not request.client.is_background:
         raise OverloadedError(

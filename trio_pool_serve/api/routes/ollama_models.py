@@ -61,7 +61,7 @@ def _time(seconds: float) -> str:
 def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
     """Return what all routes say of a model. Its size is that in memory, which is known without reading files."""
     source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
-    memory = served.engine.worker.memory
+    memory = served.engine.devices.memory
     return {
         "name": tagged(name),
         "model": tagged(name),
@@ -99,7 +99,7 @@ def ollama_routes(service: Service) -> Routes:
             {
                 **_entry(served, name, folder),
                 "expires_at": _expires_at(served, idle_s),
-                "size_vram": served.engine.worker.memory.device_bytes,
+                "size_vram": served.engine.devices.memory.device_bytes,
                 "context_length": folder.max_model_len,
             }
             for served, name, folder in models(request)

@@ -11,6 +11,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.link import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
@@ -191,7 +192,7 @@ class HostPlace:
             "zone": None if link.hello is None else link.zone,
             "waiting_rows": link.waiting_rows,
             "waiting_tokens": link.waiting_tokens,
-            "tokens_per_s": round(link.tokens_per_s, 1),
+            "tokens_per_s": round(link.passes.tokens_per_s, 1),
             "losses": link.losses,
         }
 
@@ -257,6 +258,8 @@ class HostPlaces:
         """Update for each link whether it is draining."""
         for place in self.places.values():
             place.link.is_draining = not place.is_wanted or not place.names.isdisjoint(self.listed.drained)
+        for workers in self.workers.values():
+            workers.dispatcher.note_room()  # a link that drains no more has room
 
     async def _keep(self, place: HostPlace) -> None:
         with place.scope:
@@ -267,8 +270,8 @@ class HostPlaces:
                     logger.exception("the link to the engine at %s failed", place.address)
                 await trio.sleep(LINK_PAUSE_S)
 
-    def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> None:
-        """Give a ready link to the model that its engine computes. Raises ``LinkRefusedError``."""
+    def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> ModelQueue:
+        """Return the queue of the model that a ready engine computes. Raises ``LinkRefusedError``."""
         for other in self.places.values():
             known = other.link.hello
             if hello.identity and other is not place and known is not None and known.identity == hello.identity:
@@ -278,16 +281,14 @@ class HostPlaces:
             # Also compare with engines that compute it: the weights may not be here.
             of_engines = [other.digest for other in self.places.values() if other.model == model]
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
-                self.workers[model].add_ready(link, hello)
                 place.loaded, place.digest = model, theirs
                 logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
-                if ", " in self.workers[model].computed_by.fingerprint:
+                used = self.workers[model].computed_by.fingerprint
+                if used not in ("", hello.fingerprint):
                     logger.warning(
-                        "the engines of %s compute with different fingerprints: %s",
-                        model,
-                        self.workers[model].computed_by,
+                        "the engines of %s compute with different fingerprints: %s, %s", model, used, hello.fingerprint
                     )
-                return
+                return self.workers[model].use(link, hello)
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} differ from this server's")
         raise LinkRefusedError(f"it computes {hello.model}, which this server does not serve")

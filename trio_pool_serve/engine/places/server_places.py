@@ -10,6 +10,7 @@ from attrs import define, field
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu
+from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.places.host_places import HostList, HostPlaces
 from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.place import paths_of
@@ -67,10 +68,12 @@ class ServerPlaces:
             keys = LinkKeys(key_path(self.folder))
             keys.read()
             connectors = [file_connector(path, keys) for path in paths]
-        workers = RemoteWorkers(connectors, metrics, self.config.scheduling)
+        scheduling = self.config.scheduling
+        queue = ModelQueue(scheduling.max_queue_s, metrics, self.config.hosts.zone)
+        workers = RemoteWorkers(queue.dispatcher, scheduling, queue=queue, connectors=connectors)
         if self.hosts is not None:
             self.hosts.workers[name] = workers
-        engine = Engine(workers, self.config.hosts.zone)
+        engine = Engine(queue, workers)
         self._engines.append(engine)
         return engine
 

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import trio
 from attrs import define, field
 from msgspec.structs import asdict
 
+from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
@@ -46,23 +47,31 @@ from trio_pool_serve.engine.remote.wire import (
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Runner
 
 
 @define(eq=False)
 class DeviceServer:
-    """Computes the batches of API processes on the runner of one worker."""
+    """Computes the batches of API processes on one runner, which ``load()`` returns: see ``Worker``."""
 
-    worker: Worker
+    load: Callable[[], Runner]
+    offload: Offload
+    metrics: EngineMetrics
+    scheduling: SchedulingConfig = field(factory=SchedulingConfig)
     zone: str = ""
     about: Mapping[str, Any] = field(init=False, factory=dict)
     """Further fields of ``Hello``, for engines that serve other machines."""
     joiner: Joiner = field(init=False, factory=Joiner)
+    worker: Worker = field(init=False)
     connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.worker.dispatcher = Dispatcher(self.joiner, self.worker.metrics.busy, self._note_computed)
-        self.worker.metrics.add_gauges(lambda: self.worker.statistics().gauges())
+        dispatcher = Dispatcher(self.joiner, self.metrics.busy, self._note_computed)
+        self.worker = Worker(dispatcher, self.scheduling, load=self.load, offload=self.offload, metrics=self.metrics)
+        self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
@@ -88,6 +97,12 @@ class DeviceServer:
         """Maximum batches that an API process may have here at a time, planned ones included."""
         runner = self.worker.loaded
         return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
+
+    @property
+    def budget(self) -> int:
+        """The current token budget of a batch."""
+        assert self.worker.device is not None  # noqa: S101  (the model is loaded before API processes connect)
+        return self.worker.device.budget.tokens
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         self.computed_tokens += batch.batch.tokens
@@ -186,7 +201,7 @@ class ApiConnection:
                 self.server.joiner.put_nowait(batch)
 
     def _note_queue(self, queue: QueueState) -> None:
-        has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.worker.budget.tokens)
+        has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.budget)
         self.queue = queue
         if has_grown:
             for each in self._others:  # their share of the device is smaller now
@@ -237,7 +252,7 @@ class ApiConnection:
         stays the same while all of them admit alike, as in a flood. The state of a process without a batch here is not
         current, so it counts only if it was more than a batch.
         """
-        own, budget = self.queue, self.server.worker.budget.tokens
+        own, budget = self.queue, self.server.budget
         others = [each.queue for each in self._others if each.batches or each.queue.tokens > budget]
         shares = [min(each.clients / own.clients, COMES_AGAIN * each.tokens / max(1, own.tokens)) for each in others]
         return min(MAX_SHARE, sum(shares))
@@ -268,7 +283,7 @@ class ApiConnection:
                 answers = Answers(
                     frame.parts,
                     done if frame is frames[-1] else [],
-                    server.worker.budget.tokens,
+                    server.budget,
                     server.computed_tokens,
                     self._others_share,
                     sum(each.queue.small_requests for each in self._others),

@@ -17,10 +17,9 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.batching import BatchLimits
-from trio_pool_serve.engine.queue_classes import FAIRNESS, SHORT_TOKENS
+from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.wire import BatchFacts
-from trio_pool_serve.engine.scheduler import MAX_KEPT_TOGETHER, MAX_TOKENS_BEFORE_LONG
 
 
 @define(eq=False)
@@ -80,8 +79,8 @@ class Joiner(BatchSource):
         self._batches[batch] = None
         self.tokens += batch.tokens
         if batch.first.tokens <= SHORT_TOKENS:
-            self._kept_together = min(MAX_KEPT_TOGETHER, self._kept_together + FAIRNESS * batch.tokens)
-        self.changed.unpark_all()
+            self._long.add_short(batch.tokens)
+        self.changed.unpark()
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out, if it waits; rows of a planned batch leave together, once all are withdrawn."""
@@ -100,7 +99,7 @@ class Joiner(BatchSource):
         if leaves_long:
             short = [each for each in batches if each.first.tokens <= SHORT_TOKENS]
             long_tokens = sum([each.tokens for each in batches if each not in short])
-            if long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG):  # as in a scheduler
+            if self._long.waits(long_tokens):
                 batches = short
         if not batches:
             return []
@@ -111,8 +110,7 @@ class Joiner(BatchSource):
         others = [batch for batch in self._batches if batch not in batches]
         self._batches = {batch: None for batch in (*others, *batches) if batch.rows}
         self.tokens -= sum([entry.tokens for entry in taken])
-        long_tokens = sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS])
-        self._kept_together = max(0, self._kept_together - long_tokens)
+        self._long.take_long(sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS]))
         return taken
 
     def __repr__(self) -> str:

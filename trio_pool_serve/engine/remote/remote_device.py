@@ -11,10 +11,9 @@ from typing import ClassVar
 import trio
 from attrs import define, field
 
-from trio_pool_serve.engine.admission import Admission
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device, InFlightBatch, Outcome, deliver
-from trio_pool_serve.engine.dispatcher import Dispatcher
+from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
@@ -33,7 +32,6 @@ from trio_pool_serve.engine.remote.wire import (
     Submit,
     Withdraw,
 )
-from trio_pool_serve.engine.scheduler import Scheduler
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
@@ -49,24 +47,21 @@ STABLE_AFTER_S = 5.0
 class RemoteDevice(Device):
     """One device server: sends it batches, and settles their rows with the answers.
 
-    ``on_ready`` is called with its ``Hello``; it sets ``on_lost``, ``queue``, ``dispatcher`` and ``admission``, or
-    raises ``LinkRefusedError``. ``on_lost`` is called when the connection to a ready device server has ended: unsent
-    rows have been queued again by then; the others are handled afterwards.
+    ``on_ready`` is called with its ``Hello``, and returns the queue whose rows it computes; or it raises
+    ``LinkRefusedError``.
     """
 
     computes_ahead: ClassVar[bool] = True
     connector: Connector
-    on_ready: Callable[["RemoteDevice", Hello], None]
+    on_ready: Callable[["RemoteDevice", Hello], ModelQueue]
     stall_timeout_s: float = math.inf
     """A device server that is silent, or answers none of its rows, for longer counts as stalled."""
     silence_timeout_s: float = math.inf
     """A ready device server that is silent for longer is disconnected: it is stopped, or stuck in the kernel."""
     hello: Hello | None = field(default=None, init=False)
     """Its first message; ``None`` while it is not ready."""
-    on_lost: Callable[["RemoteDevice"], None] = field(init=False)
-    queue: Scheduler = field(init=False)
-    dispatcher: Dispatcher = field(init=False)
-    admission: Admission = field(init=False)
+    queue: ModelQueue = field(init=False)
+    """The queue of the model that it computes, since it was ready for the first time."""
     is_draining: bool = field(default=False, init=False)
     """Whether an operator wants it to get no more rows."""
     failure: str = field(default="", init=False)
@@ -130,7 +125,7 @@ class RemoteDevice(Device):
     @property
     def _is_last(self) -> bool:
         """Whether no device takes new rows, so that waiting rows depend on this one."""
-        return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.dispatcher.devices)
+        return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.queue.dispatcher.devices)
 
     @property
     def room(self) -> int:  # noqa: D102
@@ -213,15 +208,16 @@ class RemoteDevice(Device):
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
         if self.hello is not None:
             raise LinkRefusedError("it sent its description twice")
-        self.on_ready(self, hello)
+        self.queue = self.on_ready(self, hello)
         logger.info("connected to the engine process at %s", self.connector.name)
         self.hello, self.zone, self.launches, self.failure = hello, hello.zone, hello.launches, ""
-        self.dispatcher.note_room()
+        self.queue.dispatcher.add(self)
 
     async def _leave(self, connection: trio.CancelScope) -> None:
         """End the connection once the device server has no rows of this process, and none depend on it."""
-        while self.in_flight or (self._is_last and self.dispatcher.has_waiting):
-            await self.dispatcher.room.park()
+        dispatcher = self.queue.dispatcher
+        while self.in_flight or (self._is_last and dispatcher.has_waiting):
+            await dispatcher.room.park()
         connection.cancel(reason="the engine process is leaving")
 
     def _lose(self) -> None:
@@ -233,11 +229,7 @@ class RemoteDevice(Device):
         if was_ready:
             self.losses += 1
             logger.info("the connection to the engine process at %s ended", self.connector.name)
-            for batch in unsent:
-                self.dispatcher.give_back(batch, self.queue)
-            self.on_lost(self)
-            for batch in lost:
-                self.dispatcher.lose(batch, EngineProcessDiedError(self.connector.loss))
+            self.queue.dispatcher.lose(self, lost, unsent, EngineProcessDiedError(self.connector.loss))
 
     async def _send(self) -> None:
         """Send batches and withdrawals, forever; if there are none and silence counts, send heartbeats."""
@@ -270,7 +262,7 @@ class RemoteDevice(Device):
             )
             frames.clear()
         if not frames:
-            self.dispatcher.free(self, batch)
+            self.queue.dispatcher.free(self, batch)
             return
         first = batch.entries[0]
         facts = BatchFacts(
@@ -286,8 +278,9 @@ class RemoteDevice(Device):
             await self._stream.send(Submit(frame.parts, facts), frame.buffers)
 
     def _queue_state(self) -> QueueState:
-        self._says_admitted, self._said_tokens = False, max(0, self.admission.tokens)
-        return QueueState(self._said_tokens, max(1, self.admission.clients), self.queue.small_requests)
+        admission, scheduler = self.queue.admission, self.queue.scheduler
+        self._says_admitted, self._said_tokens = False, max(0, admission.tokens)
+        return QueueState(self._said_tokens, max(1, admission.clients), scheduler.small_requests)
 
     def _fail_rows(self, numbers: Iterable[int], error: PoolServeError) -> None:
         for number in numbers:
@@ -298,16 +291,18 @@ class RemoteDevice(Device):
         device_s = {done.batch: done.device_s for done in message.done}
         done = [batch for batch in self.in_flight if batch.entries[0].number in device_s]
         before, self.told = self.told, message
+        dispatcher = self.queue.dispatcher
         if before is not None:
             own = sum([batch.batch.tokens for batch in done])
-            self.dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own
-            self.queue.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
+            dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own
+            self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
+        self._note_rates()
         for batch in done:
             batch.device_s = 0.0 if batch.is_planned else device_s[batch.entries[0].number]
         if done:
-            self.dispatcher.free(self, *done)  # the next ones can be taken before their rows are delivered
+            dispatcher.free(self, *done)  # the next ones can be taken before their rows are delivered
         else:
-            self.dispatcher.note_room()  # it may not be stalled any more
+            dispatcher.note_room()  # it may not be stalled any more
         outcomes: list[Outcome] = []
         if message.parts:
             self._answered_at = time.perf_counter()
@@ -320,8 +315,18 @@ class RemoteDevice(Device):
                 [entry.number for entry in batch.entries],
                 BatchFailedError("The engine process did not compute this input."),
             )
-        if self._said_tokens > max(message.budget, 2 * self.admission.tokens):
+        if self._said_tokens > max(message.budget, 2 * self.queue.admission.tokens):
             self.say_admitted()
+
+    def _note_rates(self) -> None:
+        """Note how fast the device servers compute for this process besides others."""
+        devices = self.queue.dispatcher.devices
+        told = [each.told for each in devices if isinstance(each, RemoteDevice) and each.is_available]
+        known = [each for each in told if each is not None]
+        # The minimum: rows are computed by that device server, and another may have far more, or claim so.
+        share = min([each.others_share for each in known], default=0.0)
+        per_s = sum([1 / each.seconds_per_token for each in known if each.seconds_per_token])
+        self.queue.rates.note_others(share, 1 / per_s if per_s else math.nan)
 
     def _outcomes_of(self, part: ReceivedPart) -> Iterator[Outcome]:
         """Yield the outputs of a part's rows that are still waited for; fail rows that have none."""

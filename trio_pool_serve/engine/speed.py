@@ -1,5 +1,6 @@
-"""The time that devices take to compute a token, measured while serving."""
+"""How fast devices are, measured while serving: seconds per token of a queue, and seconds per pass of a device."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
+from trio_pool_serve.threads.moving_average import MovingAverage
 from trio_pool_serve.types import RenderedPrompt
 
 LENGTHS = 16
@@ -24,6 +26,9 @@ MAX_OUTLIER = 4.0
 
 MIN_BATCHES = 3
 """Minimum batches of a class before its rate counts."""
+
+PASS_WEIGHT = 0.2
+"""Weight of the newest pass in a device's averages."""
 
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
@@ -56,6 +61,10 @@ class ComputeRates:
     """
 
     seconds_per_token: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
+    shared: SecondsPerToken = field(init=False, factory=UNKNOWN.copy)
+    """The rates of this process's rows, reduced by what the devices compute for other processes."""
+    _others_share: float = field(init=False, default=0.0)
+    _assumed_s: float = field(init=False, default=math.nan)
     latest: float = field(default=0.0, init=False)
     """The rate of the class measured last, even if of few batches; 0 before the first."""
     _latest: dict[int, deque[tuple[float, int]]] = field(init=False, factory=dict)
@@ -81,6 +90,26 @@ class ComputeRates:
             self._nearest = _nearest_known(np.flatnonzero(self._known).tolist())
         # Once for each batch here, not for each request that is admitted.
         self.seconds_per_token = self._known[self._nearest].reshape(-1)
+        self._share()
+
+    def seconds_of(self, measured_class: int, tokens: int) -> float:
+        """Return how long rows of a class will take together, in seconds; 0 if that is unknown."""
+        seconds = tokens * float(self.seconds_per_token[measured_class])
+        return seconds if math.isfinite(seconds) else 0.0
+
+    def note_others(self, share: float, assumed_s: float) -> None:
+        """Note the tokens that the devices compute for other processes, for each token of this one.
+
+        ``assumed_s`` are the seconds per token that count while none are measured here; NaN if they are unknown.
+        """
+        self._others_share, self._assumed_s = share, assumed_s
+        self._share()
+
+    def _share(self) -> None:
+        known = self.seconds_per_token
+        self.shared = (np.full_like(known, self._assumed_s) if math.isnan(known[0]) else known) * (
+            1 + self._others_share
+        )
 
     def drain_s(self, launched: float, done: float, *, left_waiting: bool) -> float:
         """Return how long a batch kept the rows behind it waiting, without the time in which the previous batch did.
@@ -105,3 +134,34 @@ def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
             for kind, octave in np.ndindex(WORK_CLASSES // LENGTHS, LENGTHS)
         ]
     )
+
+
+@define(eq=False)
+class PassTimes:
+    """How long the passes of one device take, by the octave of their tokens."""
+
+    _rate: MovingAverage = field(init=False, factory=lambda: MovingAverage(PASS_WEIGHT))
+    _seconds: dict[int, MovingAverage] = field(init=False, factory=dict)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Record a pass."""
+        self._rate.observe(tokens / seconds)
+        self._seconds.setdefault(tokens.bit_length(), MovingAverage(PASS_WEIGHT)).observe(seconds)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of a pass per second, as a moving average; 0 before the first."""
+        return self._rate.value
+
+    @property
+    def shortest_s(self) -> float:
+        """Recent seconds of the fastest octave; 0 if nothing has been measured."""
+        return min([each.value for each in self._seconds.values()], default=0.0)
+
+    def seconds(self, tokens: int) -> float:
+        """Return how long a pass of ``tokens`` will take; 0 if nothing has been measured."""
+        if not self._seconds:
+            return 0.0
+        octave = tokens.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - octave))
+        return self._seconds[nearest].value * 2.0 ** max(0, octave - nearest)

@@ -1,0 +1,60 @@
+"""Which device gets the next batch.
+
+Among several device servers it is the one expected to finish the batch first, by the time that batches of its size took
+there: a slow idle server leaves a lone row to a fast one that will be free soon. A server in another zone takes only
+rows that have waited for ``OTHER_ZONE_S``. While there are short rows, one device is kept free of long ones.
+"""
+
+import math
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from trio_pool_serve.engine.batch_source import BatchSource
+from trio_pool_serve.engine.device import Device
+
+OTHER_ZONE_S = 0.05
+"""Between zones, bytes cost money and about a millisecond."""
+
+
+@define(eq=False)
+class DeviceChoice:
+    """Chooses among the devices that are available, for the rows that wait in ``source``."""
+
+    source: BatchSource
+    zone: str = ""
+    """The zone of this process; empty if it has none."""
+    look_again_s: float = field(init=False, default=math.inf)
+    """Seconds after which another device may get the waiting rows, set by ``in_turn``."""
+
+    def in_turn(self, devices: Sequence[Device]) -> Sequence[Device]:
+        """Return the devices that may get the next batch now, starting with the one that would finish it first.
+
+        A device gets the rows that the ones before it leave: long rows.
+        """
+        free = [each for each in devices if each.room > 0]
+        if len(devices) == 1 or not free or not self.source.tokens:
+            return free
+        in_zone = [each for each in devices if each.zone == self.zone]
+        if self.zone and in_zone and (waited_s := self.source.oldest_s) < OTHER_ZONE_S:
+            devices, free = in_zone, [each for each in free if each in in_zone]
+            if not free:
+                self.look_again_s = OTHER_ZONE_S - waited_s
+                return free
+        waiting = self.source.tokens
+        seconds = min([each.done_in_s(waiting) for each in free])
+        for each in devices:
+            if each not in free and each.done_in_s(waiting) < seconds:
+                waiting -= each.limits.max_tokens
+        if waiting <= 0:
+            self.look_again_s = seconds
+            return []
+        return sorted(free, key=lambda each: each.done_in_s(waiting))
+
+
+def leaves_long(device: Device, devices: Sequence[Device]) -> bool:
+    """Return whether a device leaves long rows to the other ``devices``, so that it stays free for short rows."""
+    if device.computes_ahead and device.long_batches:
+        return False
+    most = sum([each.launches for each in devices]) - 1
+    return 0 < most <= sum([each.long_batches for each in devices])

@@ -1,0 +1,294 @@
+"""The device of a model in this process: its token budget, and the threads that launch batches on its runner."""
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, NoReturn, TypeAlias, TypeVar
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
+from trio_pool_serve.engine.batching import BatchLimits, TokenBudget
+from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues
+from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
+from trio_pool_serve.errors import AdapterError, OutOfDeviceMemoryError, RunnerDeadError, forget_frames
+from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
+from trio_pool_serve.processes.child_process import TICKS
+from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import PooledBatch, Runner
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 2
+"""Batches of one launch thread that are launched and not yet copied to the host: while one is copied, the next is
+computed."""
+
+ThreadKind: TypeAlias = Literal["launch", "ahead", "background"]
+"""ahead: while the others compute, launches the next batch, so that no core waits for the event loop.
+background: launches planned batches, which are computed at idle priority."""
+
+
+async def run_contained(
+    offload: Offload, kind: ThreadKind | Literal["load"], blocking: Callable[[], T], *, lowers_priority: bool = True
+) -> T:
+    """Run ``blocking()`` in a thread that loads or launches, and return its result.
+
+    Raises ``RunnerDeadError`` instead of a ``BaseException`` that is not an ``Exception``, such as ``SystemExit``.
+    Cancellation: at once; a call that has begun is left to its thread.
+    """
+
+    def contained() -> T:
+        try:
+            return blocking()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RunnerDeadError(f"the runner raised {error!r}") from error
+
+    return await offload.run(kind, contained, lowers_priority=lowers_priority)
+
+
+@define(eq=False, repr=False)
+class LocalDevice(Device):
+    """Computes batches on ``runner``: each of its launch threads has room for ``MAX_IN_FLIGHT``.
+
+    A batch that fails is computed again in parts here, so that nothing is sent again. Its exception is not kept: the
+    traceback would keep tensors in memory.
+    """
+
+    runner: Runner
+    budget: TokenBudget
+    offload: Offload
+    metrics: EngineMetrics
+    config: SchedulingConfig
+    batches: int = field(default=0, init=False)
+    failed_batches: int = field(default=0, init=False)
+    _launching: int = field(default=0, init=False)
+    """Batches whose launch in a thread of kind ``launch`` has not returned."""
+    _turns: dict[ThreadKind, trio.CapacityLimiter] = field(init=False)
+    """Held for each launch, by kind: a batch that is computed again takes turns with new ones."""
+    _ticks: dict[trio.CancelScope, float] = field(init=False, factory=dict)
+    """For how many ticks each launch and each copy has been waited for."""
+
+    def __attrs_post_init__(self) -> None:
+        runner = self.runner
+        self.launches = runner.concurrent_launches
+        self._turns = {"launch": trio.CapacityLimiter(self.launches)}
+        if runner.has_own_threads:
+            self._turns["ahead"] = trio.CapacityLimiter(1)
+        if runner.background_launches:
+            self._turns["background"] = trio.CapacityLimiter(runner.background_launches)
+
+    @property
+    def most_launches(self) -> int:
+        """How many batches may be launched at a time, of all kinds."""
+        return sum([int(each.total_tokens) for each in self._turns.values()])
+
+    def _kind(self, batch: InFlightBatch) -> ThreadKind:
+        if batch.is_planned and "background" in self._turns:
+            return "background"
+        return "ahead" if batch.is_ahead else "launch"
+
+    def _count(self, kind: ThreadKind) -> int:
+        return [self._kind(batch) for batch in self.in_flight].count(kind)
+
+    @property
+    def room(self) -> int:  # noqa: D102
+        return min(self.launches - self._launching, MAX_IN_FLIGHT * self.launches - self._count("launch"))
+
+    @property
+    def ahead_room(self) -> int:  # noqa: D102
+        if "ahead" not in self._turns or self.offload.waiting("launch"):
+            return 0
+        return 1 - self._count("ahead")
+
+    def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
+        if "background" in self._turns:
+            return self.runner.background_launches - self._count("background")
+        return 0 if others_wait else self.room
+
+    @property
+    def limits(self) -> BatchLimits:  # noqa: D102
+        return BatchLimits(self.budget.tokens, self.short_batch.tokens, self.runner.pads)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all its passes per second, as a moving average; 0 before the first batch."""
+        return self.launches * self.passes.tokens_per_s
+
+    async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
+        metrics, rows = self.metrics, batch.batch
+        metrics.batch_rows.observe(len(batch.entries))
+        metrics.batch_tokens.observe(rows.padded_tokens)
+        metrics.tokens.inc(rows.tokens)
+        metrics.padding_waste.observe(1 - rows.tokens / rows.padded_tokens)
+        if "ahead" in self._turns and not batch.is_planned:
+            batch.waits = sum([not each.is_planned for each in self.in_flight]) > self.launches
+        if self._kind(batch) != "launch":
+            await self._launch(batch)
+            return True
+        self._launching += 1
+        try:
+            await self._launch(batch)
+        finally:
+            self._launching -= 1
+        return True
+
+    def note_freed(self, batches: Sequence[InFlightBatch]) -> None:  # noqa: D102
+        super().note_freed(batches)
+        waiting = [each for each in self.in_flight if each.waits and each.handle is None]
+        if waiting and not batches[0].is_planned:
+            waiting[0].waits, waiting[0].launched = False, self.freed_at
+
+    async def collect(self, batch: InFlightBatch) -> RowValues | None:  # noqa: D102
+        rows = await self._outputs(batch)
+        if isinstance(rows, Fault):
+            await self._recover(batch, rows)
+            return None
+        if rows is not None and not batch.is_planned:  # how long a planned one takes depends on other work
+            began = batch.launched if self.launches > 1 else max(batch.launched, self.freed_at)
+            batch.device_s = time.perf_counter() - began
+            self.budget.observe(self._budgeted_tokens(batch))
+            self.metrics.forward.observe(batch.forward_s)
+            self.metrics.copy_wait.observe(batch.copy_s)
+        return rows
+
+    async def _launch(self, batch: InFlightBatch) -> None:
+        """Launch a batch, unless no client waits for any of its rows."""
+        kind = self._kind(batch)
+
+        def launch() -> PooledBatch | None:
+            if all(entry.is_abandoned for entry in batch.entries):
+                return None
+            if batch.batch.adapter is not None and not self.runner.takes_adapters:
+                raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
+            return self.runner.launch(batch.batch)
+
+        async with self._turns[kind]:
+            batch.handle = await self._attempt(partial(self._in_thread, kind, launch), batch)
+        batch.forward_s = time.perf_counter() - batch.launched
+
+    async def _in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
+        return await run_contained(self.offload, kind, blocking, lowers_priority=not self.runner.has_own_threads)
+
+    async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
+        """Return the outputs of a batch, or how it failed; ``None`` if it was not launched, or if its rows failed."""
+        if (handle := batch.handle) is None or isinstance(handle, Fault):
+            return handle
+
+        async def collect() -> RowValues:
+            rows = await handle
+            if len(rows) != len(batch.entries):
+                raise ValueError(f"{len(rows)} outputs for {len(batch.entries)} rows")
+            self.batches += 1
+            return rows
+
+        rows = await self._attempt(collect, batch)
+        batch.copy_s = time.perf_counter() - batch.launched - batch.forward_s
+        return rows
+
+    async def _recover(self, batch: InFlightBatch, fault: Fault) -> None:
+        """Compute the rows of a failed batch again, in parts, and settle them: see ``BatchRecovery``.
+
+        Cancellation: at once; rows that are not settled stay so.
+        """
+
+        async def compute(entries: list[QueueEntry]) -> Fault | None:
+            part = InFlightBatch(entries)
+            batch.launched = part.launched
+            await self._launch(part)
+            rows = await self._outputs(part)
+            if rows is None or isinstance(rows, Fault):
+                return rows
+            await part.deliver(rows)
+            return None
+
+        self.failed_batches += 1
+        recovery = BatchRecovery(compute, math.inf if batch.is_planned else RETRY_S)
+        await recovery.run(batch.entries, fault)
+        faults = self.metrics.faults
+        faults["failed_batches"].inc()
+        faults["retries"].inc(recovery.passes)
+        faults["failed_rows"].inc(recovery.failed_rows)
+
+    def _budgeted_tokens(self, batch: InFlightBatch) -> int:
+        """Return the tokens of a batch as the token budget counts them."""
+        return batch.batch.padded_tokens if self.runner.pads else batch.batch.tokens
+
+    async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault | None:
+        """Return what ``step`` returns, or how it failed; ``None`` if all rows failed for their adapter.
+
+        Raises ``RunnerDeadError``.
+        """
+        rows = len(batch.entries)
+        try:
+            with self._limited(batch):
+                return await step()
+        except RunnerDeadError:
+            raise
+        except AdapterError as error:
+            logger.warning("a batch of %d rows failed: %s", rows, error)
+            self.metrics.faults["failed_rows"].inc(rows)
+            forget_frames(error)
+            fail_unsettled(batch.entries, error)
+            return None
+        except (OutOfDeviceMemoryError, MemoryError) as error:
+            logger.warning("out of memory: a batch of %d rows, %d tokens: %s", rows, batch.batch.padded_tokens, error)
+        except Exception:
+            logger.exception("a batch of %d rows failed", rows)
+            return Fault.RAISED
+        # The exception is dropped by now, so that what it held can be freed.
+        self.metrics.faults["out_of_memory"].inc()
+        if rows > 1:
+            self.budget.halve(self._budgeted_tokens(batch))
+        await self._return_memory()
+        return Fault.OUT_OF_MEMORY
+
+    @contextmanager
+    def _limited(self, batch: InFlightBatch) -> Iterator[None]:
+        """Raise ``RunnerDeadError`` if the block takes longer than the batch timeout, or up to a sixth more.
+
+        Time is counted in ticks: a process that was stopped has not waited. Background work has no limit.
+        """
+        with trio.CancelScope() as limit:
+            self._ticks[limit] = -math.inf if batch.is_planned else 0
+            try:
+                yield
+            finally:
+                del self._ticks[limit]
+        if limit.cancelled_caught:
+            raise RunnerDeadError(f"a batch takes more than {self.config.batch_timeout_s:g} s: the device is wedged")
+
+    async def count_ticks(self) -> NoReturn:
+        """Count the time of each launch and copy, forever. Cancellation: at once."""
+        while True:
+            await trio.sleep(self.config.batch_timeout_s / TICKS)
+            for limit in self._ticks:
+                self._ticks[limit] += 1
+                if self._ticks[limit] > TICKS:
+                    limit.cancel(reason="the batch takes too long")
+
+    async def _return_memory(self) -> None:
+        """Return freed memory between two batches, so that no batch waits for the heap."""
+        await self._in_thread("launch", self.runner.return_memory)
+        await self._in_thread("launch", return_freed_memory)
+
+    async def keep_returning_memory(self) -> NoReturn:
+        """Return memory freed by loading, then every ``RETURN_EVERY_S`` if batches were computed meanwhile.
+
+        Cancellation: at once; a call that has begun is left to its thread.
+        """
+        returned = -1
+        while True:
+            await trio.sleep(RETURN_EVERY_S)
+            if (done := self.batches + self.failed_batches) != returned:
+                returned = done
+                await self._return_memory()

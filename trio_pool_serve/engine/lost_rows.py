@@ -1,0 +1,107 @@
+"""Rows of lost devices: computed again by another device, one at a time and alone, or refused.
+
+One of the rows that a lost device was computing may have killed it. A row that has seen ``MAX_LOSSES`` is refused, and
+so are equal rows for a while.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import trio
+from attrs import define, field
+
+from trio_pool_serve.engine.device import Device, InFlightBatch
+from trio_pool_serve.engine.queue_entry import QueueEntry, row_digest
+from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
+
+MAX_LOSSES = 2
+
+REFUSED_S = 300.0
+"""How long a refused row is remembered."""
+
+MAX_REFUSED = 1000
+"""Maximum refused rows remembered."""
+
+REFUSAL = "The engine process died twice while it computed this input."
+
+
+@define(eq=False)
+class RefusedRows:
+    """Digests of rows that were refused within ``REFUSED_S``: equal rows are refused, too."""
+
+    _known: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
+    """By the hash of a row's ids: the digest of the whole row, and the time until which it is refused."""
+
+    def refuse(self, entry: QueueEntry) -> None:
+        """Fail a row, and remember it."""
+        if len(self._known) >= MAX_REFUSED:
+            del self._known[next(iter(self._known))]
+        request = entry.request
+        ids = hash(request.prompt.token_ids.tobytes())
+        self._known[ids] = row_digest(request), trio.current_time() + REFUSED_S
+        entry.fail(EngineProcessDiedError(REFUSAL))
+
+    def fail_equal(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
+        """Fail rows that are equal to a refused one; return the others."""
+        if not self._known:
+            return entries
+        now = trio.current_time()
+        self._known = {ids: known for ids, known in self._known.items() if known[1] > now}
+        for entry in entries:
+            known = self._known.get(hash(entry.request.prompt.token_ids.tobytes()))
+            if known is not None and known[0] == row_digest(entry.request):
+                entry.fail(EngineProcessDiedError(REFUSAL))
+        return [entry for entry in entries if not entry.is_settled]
+
+
+@define(eq=False)
+class LostRows:
+    """The rows of lost devices that wait to be computed again, and the rows refused because two devices were lost.
+
+    ``requeue`` queues rows that were not sent to a device before it was lost.
+    """
+
+    requeue: Callable[..., None] = lambda *_: None
+    suspects: deque[QueueEntry] = field(init=False, factory=deque)
+    """Rows that wait, the next in turn first."""
+    refused: RefusedRows = field(init=False, factory=RefusedRows)
+    _has_had_suspects: bool = field(default=False, init=False)
+
+    def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError, *, has_devices: bool) -> None:
+        """Keep the rows of a lost device for another one, if there is one; refuse rows that were lost twice."""
+        for entry in batch.waited_for:
+            entry.losses += 1
+            if entry.losses >= MAX_LOSSES:
+                self.refused.refuse(entry)
+            elif batch.is_planned or not has_devices:
+                entry.fail(lost)
+            else:
+                self.suspects.append(entry)
+                self._has_had_suspects = True
+
+    def give_back(self, batch: InFlightBatch) -> None:
+        """Queue rows again that were not yet sent to a device when it was lost: they are not why it was lost."""
+        if batch.is_suspect:
+            self.suspects += batch.waited_for
+        elif waited_for := batch.waited_for:
+            self.requeue(*(batch.entries if batch.is_planned else waited_for))  # a planned batch is computed whole
+
+    def device_for(self, devices: Sequence[Device]) -> Device | None:
+        """Return the device that computes a suspect, or that will: it gets no other batch until it has none."""
+        if not self._has_had_suspects:
+            return None
+        held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
+        if held is None and devices and self._first() is not None:
+            held = min(devices, key=lambda each: len(each.in_flight))
+        return held
+
+    def _first(self) -> QueueEntry | None:
+        """Return the first suspect; drop suspects before it that need not be computed any more."""
+        while self.suspects:
+            entry = self.suspects[0]
+            if entry.request.deadline < trio.current_time():
+                entry.fail(DeadlineExceededError("The deadline passed while this input was computed."))
+            elif not entry.is_abandoned:
+                return entry
+            self.suspects.popleft()
+        return None
