@@ -15,8 +15,9 @@ import trio
 
 from benchmarks.graphs import compile_graph, graph_of
 from benchmarks.offline import thread_counts
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
+from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.engine.planned_window import planned
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.prompts import RenderingParams, TextPrompt

@@ -17,9 +17,9 @@ import pytest
 
 from tests.models.model_families import WORDS, write_family
 from tests.server.server_process import ROOT
-from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.own_engine import NEEDS
+from trio_pool_serve.bulk.bulk_options import RunOptions, TextOptions
 from trio_pool_serve.bulk.run_table import _arguments
+from trio_pool_serve.bulk.table_task import TABLE_TASKS, TaskOptions
 from trio_pool_serve.cli import make_app
 from trio_pool_serve.runs.tables.table_formats import format_of
 
@@ -112,7 +112,7 @@ def test_the_tables_of_options_are_those_of_the_commands():
     section = PAGE.partition("## Options")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     listed = sorted(option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row.split("|")[2]))
-    arguments = [argument for name in NEEDS for argument in make_app()[name].assemble_argument_collection()]
+    arguments = [argument for name in TABLE_TASKS for argument in make_app()[name].assemble_argument_collection()]
     names = {argument.names[0] for argument in arguments if argument.names[0] not in ("*", "--IN", "--OUT")}
     assert listed == sorted(names)
 

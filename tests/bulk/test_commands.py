@@ -20,9 +20,10 @@ from tests.models.classifier_families import write_classifier
 from tests.models.model_families import TEXTS, edit_weights, pooling, write_family
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.server.server_process import ROOT
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, RunOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import ROWS_PER_JOB
 from trio_pool_serve.bulk.run_table import ROWS_FAILED, run_command
+from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.runs.tables import input_table
 
 OWN = OwnModelOptions(model_dtype="float32", device="cpu", backend="torch")

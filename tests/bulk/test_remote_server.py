@@ -7,8 +7,9 @@ import httpx
 import pytest
 import trio
 
-from trio_pool_serve.bulk.bulk_options import TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import TextOptions
 from trio_pool_serve.bulk.remote_server import RemoteServer
+from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.errors import BulkInputError, UnavailableError
 from trio_pool_serve.runs.tables.input_rows import InputRow
 

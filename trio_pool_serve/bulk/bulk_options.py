@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attrs import asdict, field, frozen
-from attrs.validators import ge, gt, in_, min_len, optional
+from attrs.validators import ge, gt, in_, optional
 from cyclopts import Group, Parameter
 
 from trio_pool_serve.bulk.file_urls import digest_of_url, is_url
@@ -148,20 +148,6 @@ class OwnModelOptions:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         given["dtype"] = given.pop("model_dtype")
         return given
-
-
-@frozen(kw_only=True)
-class TaskOptions:
-    """The task and its columns; options of other tasks have no effect.
-
-    ``columns`` are the text's, or the query's and the document's.
-    """
-
-    task: str
-    columns: tuple[str, ...] = field(validator=min_len(1))
-    dimensions: int | None = None
-    dtype: VectorFormat = field(default="float32", validator=in_(get_args(VectorFormat)))
-    top_n: int | None = None
 
 
 @Parameter(name="*", group=Group("Run", sort_key=1))

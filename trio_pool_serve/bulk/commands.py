@@ -1,7 +1,7 @@
 """The commands for files: one for each task over a table, and ``run-batch`` for a file of requests."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import trio
 from attrs import Factory, frozen
@@ -13,10 +13,12 @@ from trio_pool_serve.bulk.bulk_options import (
     IgnoredOptions,
     OwnModelOptions,
     RunOptions,
-    TaskOptions,
     TextOptions,
     VectorFormat,
 )
+
+if TYPE_CHECKING:
+    from trio_pool_serve.bulk.table_task import TaskName
 
 
 def _refuse_flag(_: object, place: str) -> None:
@@ -64,9 +66,11 @@ BATCH_MODEL = BatchModelOptions()
 IGNORED = IgnoredOptions()
 
 
-def start(source: str, target: str, options: TableOptions, task: str, *columns: str, **of_task: Any) -> int:
-    """Run the command of a task, with the ``TaskOptions`` it has; return the exit status."""
-    from trio_pool_serve.bulk.run_table import run_command  # imported here: for --help it is not needed
+def start(source: str, target: str, options: TableOptions, task: "TaskName", *columns: str, **of_task: Any) -> int:
+    """Run the command of a task, ``of_task`` being its ``TaskOptions``; return the exit status."""
+    # Imported here: they are not needed for --help.
+    from trio_pool_serve.bulk.run_table import run_command
+    from trio_pool_serve.bulk.table_task import TaskOptions
 
     chosen = TaskOptions(task=task, columns=columns, **of_task)
     return trio.run(partial(run_command, source, target, chosen, options.run, options.text, options.own))

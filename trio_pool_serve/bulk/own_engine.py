@@ -1,6 +1,6 @@
 """Computes rows with a model in this process: the server's engine, without HTTP."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve, field
 
-from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
-from trio_pool_serve.bulk.table_computer import (
-    TableComputer,
-    columns_of,
-    compute_halving,
-    compute_parts,
-    inputs_of,
-    parts_of,
-)
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
+from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts, parts_of
+from trio_pool_serve.bulk.table_task import TaskOptions, Values
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.errors import PoolServeError
@@ -36,23 +29,10 @@ from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.tasks.score import ScoreJob, score
 from trio_pool_serve.threads.offload import NICENESS
-from trio_pool_serve.types import Client, PoolingTask
+from trio_pool_serve.types import Client
 
 ROWS_PER_JOB = 256
 """If a job fails because of one row, both halves are computed again, and so on down to the row."""
-
-SAMPLE = "Every task has a parent, every wait can be cancelled, and every failure has somewhere to go. " * 11
-"""A thousand characters."""
-
-NEEDS: Mapping[str, PoolingTask] = {
-    "embed": "embed",
-    "token-embed": "token_embed",
-    "sparse": "sparse_embed",
-    "classify": "classify",
-    "score": "score",
-    "rerank": "score",
-}
-"""The task that a command's model must support."""
 
 
 @define(eq=False)
@@ -72,9 +52,9 @@ class OwnEngine(TableComputer):
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
         """Compute rows of a window; see ``Computer``."""
-        jobs = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_JOB)
+        jobs = parts_of(rows, 1 if self.task.record.is_ranking else ROWS_PER_JOB)
         window = PlannedWindow(len(jobs))
-        compute_job = self.score if NEEDS[self.task.task] == "score" else self.pool
+        compute_job = self.score if self.task.record.model_task == "score" else self.pool
 
         async def compute(index: int) -> WindowResult[RowResult]:
             with window.members[index] as member:
@@ -94,11 +74,7 @@ class OwnEngine(TableComputer):
 
         Cancellation: at once.
         """
-        of_columns: dict[str, tuple[Any, ...]] = {"score": (SAMPLE, SAMPLE[:500]), "rerank": (SAMPLE[:20], [SAMPLE])}
-        rows = [
-            InputRow(number, "", number, of_columns.get(self.task.task, (SAMPLE[:characters],)))
-            for number, characters in enumerate((20, 100, 1000))
-        ]
+        rows = [InputRow(number, "", number, values) for number, values in enumerate(self.task.record.sample)]
         plain = evolve(self, task=evolve(self.task, dimensions=None, dtype="float32", top_n=None))
         results = (await plain.compute(rows)).rows
         return blake2b(repr([_exact(result) for result in results]).encode(), digest_size=16).hexdigest()
@@ -110,36 +86,27 @@ class OwnEngine(TableComputer):
             input_type=self.text.input_type,
         )
 
-    async def pool(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+    async def pool(self, model: Model, rows: Sequence[Values]) -> tuple[list[Values], int]:
         """Return the outputs for one text per row."""
-        (texts,) = inputs_of(self.task, rows)
+        (texts,), record = self.task.texts_of(rows), self.task.record
         job = PoolJob(
             prompts=list(map(TextPrompt, texts)),
-            tasks=(NEEDS[self.task.task],),
+            tasks=(record.model_task,),
             input_params=self._input_params(),
             dimensions=self.task.dimensions,
             # As ``/pooling`` does.
-            normalize=True if self.task.task == "token-embed" and model.folder.spec.normalizes else None,
+            normalize=True if record.model_task == "token_embed" and model.folder.spec.normalizes else None,
         )
         pooled = await pool(model, job, self._context)
-        return [self._values_of(model, value) for (value,) in pooled.rows], pooled.prompt_tokens
+        values = [self.task.written(record.of_output(model, output)) for (output,) in pooled.rows]
+        return values, pooled.prompt_tokens
 
-    def _values_of(self, model: Model, value: Any) -> tuple[Any, ...]:
-        match self.task.task:
-            case "sparse":
-                return ((value.indices, value.values),)
-            case "classify":
-                best = int(np.argmax(value))
-                return model.label(best), value[best], value
-            case _:
-                return (as_dtype(value, self.task.dtype),)
-
-    async def score(self, model: Model, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+    async def score(self, model: Model, rows: Sequence[Values]) -> tuple[list[Values], int]:
         """Return the score of each row's two texts; for ``rerank`` the indices and scores of documents, best first."""
-        queries, documents = inputs_of(self.task, rows)
+        queries, documents = self.task.texts_of(rows)
         job = ScoreJob(queries=queries, documents=documents, input_params=self._input_params())
         scores = await score(model, job, self._context)
-        if self.task.task == "score":
+        if not self.task.record.is_ranking:
             return [(value,) for value in scores.values], scores.prompt_tokens
         order = np.argsort(-scores.values, kind="stable")[: self.task.top_n]
         return [((order.astype(np.int32), scores.values[order]),)], scores.prompt_tokens
@@ -191,5 +158,5 @@ async def open_own_engine(
     """
     async with open_own_service(location, options) as service:
         model = service.model()
-        model.require(NEEDS[task.task])
-        yield OwnEngine(service, task, text, columns_of(task, model.engine.facts.dimensions), location)
+        model.require(task.record.model_task)
+        yield OwnEngine(service, task, text, task.output_columns(model.engine.facts.dimensions), location)

@@ -1,29 +1,20 @@
 """Computes rows by requests to a server: this one, or for embeddings any with OpenAI's API."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import itemgetter
 from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
-import pybase64
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
-from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import RunOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.table_computer import (
-    TableComputer,
-    columns_of,
-    compute_halving,
-    compute_parts,
-    inputs_of,
-    parts_of,
-)
+from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts, parts_of
+from trio_pool_serve.bulk.table_task import TaskOptions, Values
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
@@ -46,73 +37,6 @@ MAX_ERROR = 500
 
 class RefusedRowsError(PoolServeError):
     """The server rejects a request because of its content: one of its rows, or all."""
-
-
-def _vector(embedding: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return a vector that is base64 of float32, or a list of numbers where the server knows no base64."""
-    if isinstance(embedding, str):
-        return np.frombuffer(pybase64.b64decode(embedding, validate=True), np.dtype("<f4"))
-    return np.array(embedding, np.float32)
-
-
-def _scored(items: list[dict[str, Any]], name: str) -> tuple[Any, Any]:
-    """Return the indices of items, and their numbers of that name."""
-    indices = np.array([item["index"] for item in items], np.int32)
-    return indices, np.array([item[name] for item in items], np.float32)
-
-
-def _label(item: dict[str, Any]) -> tuple[Any, ...]:
-    probabilities = np.array(item["probs"], np.float32)
-    return item["label"], probabilities.max(), probabilities
-
-
-@frozen
-class Route:
-    """What a task sends to which path, and the columns' values in an item of the response.
-
-    ``n_axes`` is for vectors: 1, or 2 if there is one for each token.
-    """
-
-    path: str
-    fields: Callable[..., dict[str, Any]]
-    """Returns the fields with the texts of each column."""
-    values: Callable[[Any], tuple[Any, ...]]
-    n_axes: int = 0
-    items: Callable[[dict[str, Any]], list[Any]] = lambda answer: sorted(answer["data"], key=itemgetter("index"))
-    """Returns an item for each row."""
-
-
-ROUTES: Mapping[str, Route] = {
-    "embed": Route(
-        "/v1/embeddings",
-        lambda texts: {"input": texts, "encoding_format": "base64"},
-        lambda item: (_vector(item["embedding"]),),
-        n_axes=1,
-    ),
-    "token-embed": Route(
-        "/pooling",
-        lambda texts: {"input": texts, "task": "token_embed"},
-        lambda item: (np.array(item["data"], np.float32),),
-        n_axes=2,
-    ),
-    "sparse": Route(
-        "/pooling",
-        lambda texts: {"input": texts, "task": "sparse_embed"},
-        lambda item: (_scored(item["data"], "value"),),
-    ),
-    "classify": Route("/classify", lambda texts: {"input": texts}, _label),
-    "score": Route(
-        "/score",
-        lambda queries, documents: {"text_1": queries, "text_2": documents},
-        lambda item: (np.float32(item["score"]),),
-    ),
-    "rerank": Route(
-        "/v1/rerank",
-        lambda queries, documents: {"query": queries[0], "documents": documents},
-        lambda results: (_scored(results, "relevance_score"),),
-        items=lambda answer: [answer["results"]],
-    ),
-}
 
 
 @define(eq=False)
@@ -141,19 +65,19 @@ class RemoteServer(TableComputer):
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
         """Compute rows of a window; see ``Computer``. Their bytes depend on the server."""
-        parts = parts_of(rows, 1 if self.task.task == "rerank" else ROWS_PER_REQUEST)
+        parts = parts_of(rows, 1 if self.task.record.is_ranking else ROWS_PER_REQUEST)
         faults = (RefusedRowsError, InvalidRequestError)
         return await compute_parts(len(parts), lambda index: compute_halving(parts[index], self.request, faults))
 
-    async def request(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], int]:
+    async def request(self, rows: Sequence[Values]) -> tuple[list[Values], int]:
         """Return the values of rows, and their tokens.
 
         Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` for what sending again cannot mend.
         """
-        route = ROUTES[self.task.task]
+        record = self.task.record
         fields = {
             "model": self.name,
-            **route.fields(*inputs_of(self.task, rows)),
+            **record.fields(*self.task.texts_of(rows)),
             "truncate_prompt_tokens": -1 if self.text.truncate else None,
             "prompt_name": self.text.prompt_name,
             "input_type": self.text.input_type,
@@ -161,25 +85,27 @@ class RemoteServer(TableComputer):
             "dimensions": self.task.dimensions,
         }
         async with self.limiter:
-            answer = await self._post(route.path, {name: value for name, value in fields.items() if value is not None})
+            answer = await self._post(record.path, {name: value for name, value in fields.items() if value is not None})
         try:
-            values = [self._checked(route.values(item), route.n_axes) for item in route.items(answer)]
+            items = [answer["results"]] if record.is_ranking else sorted(answer["data"], key=itemgetter("index"))
+            values = [self._checked(record.of_item(item)) for item in items]
             tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UnavailableError(
-                f"The server's response to {route.path} does not have the form of OpenAI's API: {error!r}."
+                f"The server's response to {record.path} does not have the form of OpenAI's API: {error!r}."
             ) from error
         if len(values) != len(rows):
             raise UnavailableError(
-                f"The server's response to {route.path} contains {len(values)} results for {len(rows)} rows."
+                f"The server's response to {record.path} contains {len(values)} results for {len(rows)} rows."
             )
         return values, tokens
 
-    def _checked(self, values: tuple[Any, ...], n_axes: int) -> tuple[Any, ...]:
-        """Return values as they are written, vectors with the type that is asked for.
+    def _checked(self, values: Values) -> Values:
+        """Return the values of a row as they are written.
 
         Raises ``ValueError`` for an array with other axes, and ``BulkInputError`` for vectors of another length.
         """
+        n_axes = self.task.record.n_axes
         if not n_axes:
             return values
         (array,) = values
@@ -190,7 +116,7 @@ class RemoteServer(TableComputer):
             raise BulkInputError(
                 f"The server sends vectors of {array.shape[-1]} numbers; {self.length} were expected.{reason}"
             )
-        return (as_dtype(array, self.task.dtype),)
+        return self.task.written(values)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the response, after as many attempts as it takes. Cancellation: at once."""
@@ -233,15 +159,15 @@ class RemoteServer(TableComputer):
                 raise BulkInputError("The server lists no models. Name one with --model.")
             self.name = names[0]
         length = 0
-        if ROUTES[self.task.task].n_axes:
+        if self.task.record.n_axes:
             sample = evolve(self, task=TaskOptions(task=self.task.task, columns=self.task.columns))
             try:
-                ((vector,),), _ = await sample.request([("sample",)])
+                ((vector,),), _ = await sample.request([self.task.record.example])
             except RefusedRowsError as error:
                 raise BulkInputError(f"The server refuses a test input: {error}") from error
             length = vector.shape[-1]
             self.length = self.task.dimensions or length
-        self.columns = columns_of(self.task, length)
+        self.columns = self.task.output_columns(length)
 
 
 def decoded(response: httpx.Response, path: str) -> dict[str, Any]:

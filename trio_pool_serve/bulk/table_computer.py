@@ -1,22 +1,15 @@
-"""What computes the rows of a table, a window at a time, and the columns of its output."""
+"""The rows of a table are computed a window at a time: the interface of a model in this process and of a server."""
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from trio_pool_serve.bulk.bulk_options import TaskOptions
-from trio_pool_serve.errors import (
-    BulkInputError,
-    InvalidRequestError,
-    PoolServeError,
-    UnavailableError,
-    unwrap_exception_groups,
-)
+from trio_pool_serve.bulk.table_task import Values
+from trio_pool_serve.errors import PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn, VectorDtype
+from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.table_results import RowResult
 
 
@@ -46,7 +39,7 @@ async def compute_parts(
 
 async def compute_halving(
     rows: Sequence[InputRow],
-    compute: Callable[[Sequence[tuple[Any, ...]]], Awaitable[tuple[list[tuple[Any, ...]], int]]],
+    compute: Callable[[Sequence[Values]], Awaitable[tuple[list[Values], int]]],
     faults: tuple[type[PoolServeError], ...],
 ) -> WindowResult[RowResult]:
     """Compute rows; if that fails with one of the ``faults``, both halves, down to the row at fault.
@@ -87,49 +80,3 @@ class TableComputer(Computer[InputRow, RowResult]):
         """Return the error of a row that ends engine processes."""
         del row
         return RowResult(error="The engine process died while it computed this row.")
-
-
-def inputs_of(task: TaskOptions, rows: Sequence[tuple[Any, ...]]) -> list[list[str]]:
-    """Return the texts of each column of the rows; of ``rerank``, which has one row, its query and its documents.
-
-    Raises ``InvalidRequestError`` for other values.
-    """
-    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True))
-    if task.task == "rerank":
-        ((query, documents),) = rows
-        if not isinstance(documents, list):
-            raise InvalidRequestError(f"The value of the column {task.columns[1]} is not a list of texts.")
-        columns = [query], documents
-    for name, values in zip(task.columns, columns, strict=True):
-        if not all(isinstance(value, str) for value in values):
-            raise InvalidRequestError(f"The value of the column {name} is not a text.")
-    return list(map(list, columns))
-
-
-COLUMNS: Mapping[str, Sequence[tuple[str, ColumnType]]] = {
-    "embed": [("embedding", "vector")],
-    "token-embed": [("embeddings", "vectors")],
-    "sparse": [("sparse_embedding", "sparse")],
-    "classify": [("label", "string"), ("score", "number"), ("probabilities", "numbers")],
-    "score": [("score", "number")],
-    "rerank": [("results", "sparse")],
-}
-"""The columns that each task adds, in the order of ``RowResult.values``."""
-
-
-def columns_of(task: TaskOptions, dimensions: int) -> list[OutputColumn]:
-    """Return the columns of the output after the id, for a model with vectors of that length.
-
-    Raises ``BulkInputError``.
-    """
-    sized = _length_and_dtype(task, dimensions) if task.task in ("embed", "token-embed") else ()
-    return [OutputColumn(name, kind, *sized) for name, kind in COLUMNS[task.task]]
-
-
-def _length_and_dtype(task: TaskOptions, dimensions: int) -> tuple[int, VectorDtype]:
-    length = task.dimensions or dimensions
-    if task.dtype != "binary":
-        return length, task.dtype
-    if length % 8:
-        raise BulkInputError(f"--dtype binary requires a multiple of 8 dimensions, not {length}.")
-    return length // 8, "int8"

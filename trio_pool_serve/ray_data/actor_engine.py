@@ -10,8 +10,9 @@ from typing import Any, TypedDict, TypeVar
 
 import attrs
 
-from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TaskOptions, TextOptions
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
+from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.config.setting import plain_message
 from trio_pool_serve.errors import InvalidRequestError
@@ -109,15 +110,11 @@ def _fields_of(options_class: type[attrs.AttrsInstance], options: Mapping[str, A
     return {name: value for name, value in options.items() if name in names}
 
 
-SAMPLES: Mapping[str, tuple[Any, ...]] = {"score": ("a", "b"), "rerank": ("a", ["b"])}
-
-
 @asynccontextmanager
 async def _open(model: str, own: OwnModelOptions, task: TaskOptions, text: TextOptions) -> AsyncIterator[OwnEngine]:
     """Open the engine, and have it compute a row: options that fail each row are better refused at once."""
     async with open_own_engine(model, own, task, text) as engine:
-        sample = InputRow(0, "", 0, SAMPLES.get(task.task, ("a",)))
-        (result,) = (await engine.compute([sample])).rows
+        (result,) = (await engine.compute([InputRow(0, "", 0, task.record.example)])).rows
         if result.error:
             raise InvalidRequestError(result.error)
         yield engine

@@ -2,16 +2,17 @@
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import pyarrow as pa
 import trio
 from attrs import evolve
 from rich.console import Console
 
-from trio_pool_serve.bulk.bulk_options import RunOptions, TaskOptions, TextOptions, VectorFormat
-from trio_pool_serve.bulk.own_engine import NEEDS, OwnEngine
+from trio_pool_serve.bulk.bulk_options import RunOptions, TextOptions, VectorFormat
+from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.bulk.run_table import run_table
+from trio_pool_serve.bulk.table_task import TABLE_TASKS, TaskName, TaskOptions
 from trio_pool_serve.errors import (
     EngineDeadError,
     PoolServeError,
@@ -23,10 +24,6 @@ from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine, che
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
 from trio_pool_serve.runs.run import OnError, Position
 from trio_pool_serve.runs.tables.arrow_rows import check_value
-
-Command = Literal["embed", "token-embed", "sparse", "classify", "score", "rerank"]
-
-COLUMNS = {"score": ("query", "document"), "rerank": ("query", "documents")}
 
 IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 """For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
@@ -52,7 +49,7 @@ class BulkRuns(WithEngine):
 
     def __init__(
         self,
-        command: Command,
+        command: TaskName,
         model: str,
         columns: tuple[str, ...] | None = None,
         *,
@@ -64,9 +61,9 @@ class BulkRuns(WithEngine):
         rows_per_file: int = 8192,
         **options: Unpack[EngineOptions],
     ) -> None:
-        if command not in NEEDS:
-            raise ValueError(f"Unknown command {command!r}; accepted: {', '.join(NEEDS)}.")
-        expected = COLUMNS.get(command, ("text",))
+        if command not in TABLE_TASKS:
+            raise ValueError(f"Unknown command {command!r}; accepted: {', '.join(TABLE_TASKS)}.")
+        expected = TABLE_TASKS[command].columns
         columns = expected if columns is None else tuple(columns)
         if len(columns) != len(expected):
             raise ValueError(f"columns is {columns!r}; {command} takes {len(expected)}, such as {expected!r}.")

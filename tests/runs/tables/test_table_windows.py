@@ -2,8 +2,7 @@
 
 import pytest
 
-from trio_pool_serve.bulk.bulk_options import TaskOptions
-from trio_pool_serve.bulk.table_computer import COLUMNS, columns_of
+from trio_pool_serve.bulk.table_task import TABLE_TASKS, TaskOptions
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.table_windows import (
     TOKEN_WINDOW_CHARACTERS,
@@ -15,10 +14,10 @@ from trio_pool_serve.runs.tables.table_windows import (
 pytestmark = pytest.mark.unit
 
 
-@pytest.mark.parametrize("task", COLUMNS)
+@pytest.mark.parametrize("task", TABLE_TASKS)
 def test_a_window_with_a_vector_for_each_token_is_bounded_by_their_numbers(task):
     """However long its vectors are: 8192 tokens of English text, and the row by which it has them."""
-    columns = columns_of(TaskOptions(task=task, columns=("text",)), 384)
+    columns = TaskOptions(task=task, columns=("text",)).output_columns(384)
     rows = [InputRow(number, "", number, ("x" * 1000,)) for number in range(5000)]
     windows = [*cut_windows(rows, characters=window_characters(columns))]
     assert [row.number for window in windows for row in window.rows] == [*range(5000)]
