@@ -125,6 +125,97 @@ async def test_work_that_raises_passes_its_turn_on():
     assert is_unused(turns)
 
 
+# -- tasks with numbers: the batches of owners ------------------------------------------------------------
+
+
+Z, A, B, C = range(4)
+
+
+async def test_clients_take_turns_and_each_has_its_own_tasks_in_the_order_of_their_numbers():
+    turns, order = ClientTurns(1, 1), []
+
+    async def work_numbered(client: int, number: int) -> None:
+        async with turns.turn(client, number):
+            order.append((client, number))
+            await wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery, turns.turn(Z, 0):
+        for client, number in [(A, 3), (A, 1), (A, 2), (B, 9), (B, 4), (C, 5)]:
+            nursery.start_soon(work_numbered, client, number)
+            await wait_all_tasks_blocked()
+        assert turns.step_back(Z)
+    assert order == [(A, 1), (B, 4), (C, 5), (A, 2), (B, 9), (A, 3)]
+    assert not turns.step_back(Z)
+    assert is_unused(turns)
+
+
+async def test_a_task_that_steps_back_for_others_works_on_before_later_tasks_of_its_client():
+    """Task 2 of A waits longer than B, but A worked last; and task 1 is not complete."""
+    turns, order = ClientTurns(1, 1), []
+
+    async def work_in_parts(client: int, number: int, parts: int) -> None:
+        while parts:
+            async with turns.turn(client, number):
+                is_wanted = False
+                while parts and not is_wanted:
+                    parts -= 1
+                    order.append((client, number))
+                    await wait_all_tasks_blocked()
+                    is_wanted = turns.step_back(client)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for task in [(A, 1, 5), (A, 2, 2), (B, 3, 2)]:
+            nursery.start_soon(work_in_parts, *task)
+            await wait_all_tasks_blocked()
+    assert order == [*[(A, 1)] * 3, (B, 3), (A, 1), (B, 3), (A, 1), (A, 2), (A, 2)]
+
+
+async def test_a_turn_that_is_no_longer_waited_for_is_the_next_one_s():
+    turns = ClientTurns(1, 1)
+    scopes = [trio.CancelScope() for _ in range(3)]
+    worked = []
+
+    async def work_numbered(number: int) -> None:
+        with scopes[number]:
+            async with turns.turn(A, number):
+                worked.append(number)
+
+    async with trio.open_nursery() as nursery, turns.turn(Z, 9):
+        for number in range(3):
+            nursery.start_soon(work_numbered, number)
+        await wait_all_tasks_blocked()
+        scopes[0].cancel()
+        await wait_all_tasks_blocked()
+    assert worked == [1, 2]
+    async with turns.turn(B, 0):
+        pass
+
+
+@pytest.mark.parametrize("others", [[B], []])
+async def test_a_turn_given_to_a_task_that_is_just_cancelled_is_the_next_one_s(others):
+    """The task is cancelled and given the turn in the same round of the event loop."""
+    turns, cancelled, order = ClientTurns(1, 1), trio.CancelScope(), []
+
+    async def work_in(client: int, scope: trio.CancelScope) -> None:
+        with scope:
+            async with turns.turn(client, 1):
+                order.append(client)
+
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery, turns.turn(Z, 0):
+            nursery.start_soon(work_in, A, cancelled)
+            await wait_all_tasks_blocked()
+            for other in others:
+                nursery.start_soon(work_in, other, trio.CancelScope())
+            await wait_all_tasks_blocked()
+            cancelled.cancel()
+        async with turns.turn(C, 2):
+            order.append(C)
+    assert order == [*others, C]
+    assert is_unused(turns)
+
+
 # -- how long it takes ----------------------------------------------------------------------------------
 
 

@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from itertools import chain
+from itertools import chain, count
 
 import trio
 from attrs import define, field, frozen
@@ -50,17 +51,19 @@ class LimiterStatistics:
 
 @define(eq=False)
 class ClientTurns:
-    """Lets at most ``slots`` tasks work at a time: a client's tasks in the order of arrival, and the clients in turn.
+    """Lets at most ``slots`` tasks work at a time: a client's tasks in the order of their numbers, and clients in turn.
 
-    No client has more than ``slots_per_client`` at a time, however long its tasks take. A client is a number.
+    No client has more than ``slots_per_client`` at a time, however long its tasks take. A client is a number. The
+    number of a task is unique; by default, tasks are numbered in the order of arrival.
     """
 
     slots: int
     slots_per_client: int
     _working: ClientCounts = field(init=False, factory=ClientCounts)
-    _waiting: dict[int, deque[trio.Event]] = field(init=False, factory=dict)
-    """By client, an event for each task, set when its turn comes. The next turn goes to the first client without a task
-    at work; if there is none, to the first with fewer tasks than slots."""
+    _waiting: dict[int, list[tuple[int, trio.Event]]] = field(init=False, factory=dict)
+    """By client, the number of each task and an event, set when its turn comes. The next turn goes to the first client
+    without a task at work; if there is none, to the first with fewer tasks than slots."""
+    _numbers: "count[int]" = field(init=False, factory=count)
 
     @property
     def working(self) -> int:
@@ -77,31 +80,38 @@ class ClientTurns:
         return LimiterStatistics(self.slots, self.working, self.waiting)
 
     @asynccontextmanager
-    async def turn(self, client: int) -> AsyncIterator[None]:
+    async def turn(self, client: int, number: int | None = None) -> AsyncIterator[None]:
         """Run the block in a turn. Cancellation: at once while waiting; the turn goes to the next task."""
-        await self.wait_for_turn(client)
+        await self.wait_for_turn(client, number)
         try:
             yield
         finally:
             self.pass_on(client)
 
-    async def wait_for_turn(self, client: int) -> None:
+    async def wait_for_turn(self, client: int, number: int | None = None) -> None:
         """Wait for a turn, which ends with ``pass_on``. Cancellation: as ``turn``."""
         if self.working < self.slots and self._working[client] < self.slots_per_client:
             self._working[client] += 1
             return
         turn = trio.Event()
-        self._waiting.setdefault(client, deque()).append(turn)
+        place = next(self._numbers) if number is None else number, turn
+        insort(self._waiting.setdefault(client, []), place)
         try:
             await turn.wait()
         except trio.Cancelled:
             if turn.is_set():
                 self.pass_on(client)
             else:
-                self._waiting[client].remove(turn)
+                self._waiting[client].remove(place)
                 if not self._waiting[client]:
                     del self._waiting[client]
             raise
+
+    def step_back(self, client: int) -> bool:
+        """Put a client at the end of the line; return whether others wait."""
+        if (queue := self._waiting.pop(client, None)) is not None:
+            self._waiting[client] = queue
+        return any(other != client for other in self._waiting)
 
     def pass_on(self, client: int) -> None:
         """Free a client's slot, and give it to the next waiting client, which then goes to the end of the line."""
@@ -112,7 +122,7 @@ class ClientTurns:
         if following is None:
             return
         queue = self._waiting.pop(following)
-        turn = queue.popleft()
+        _, turn = queue.pop(0)
         if queue:
             self._waiting[following] = queue
         self._working[following] += 1

@@ -8,11 +8,9 @@ import pytest
 import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
-from trio.testing import wait_all_tasks_blocked
 
 from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, line, written
 from trio_pool_serve.errors import EngineProcessDiedError
-from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.requests.line_results import (
     LineComputer,
     LineFiles,
@@ -231,69 +229,3 @@ def test_a_byte_order_mark_and_line_ends_of_windows_are_skipped(tmp_path):
 def test_any_bytes_are_a_line_or_refused(data):
     line = decode_line(3, data)
     assert line.error is not None or (line.custom_id and line.url and line.body)
-
-
-# -- turns of owners ------------------------------------------------------------------------------------------
-
-
-async def test_owners_take_turns_and_each_has_its_own_in_order():
-    turns, order = OwnerTurns(), []
-
-    async def work(owner: str, number: int) -> None:
-        async with turns.turn(owner, number):
-            order.append((owner, number))
-            await wait_all_tasks_blocked()
-
-    async with trio.open_nursery() as nursery, turns.turn("z", 0):
-        for owner, number in [("a", 3), ("a", 1), ("a", 2), ("b", 9), ("b", 4), ("c", 5)]:
-            nursery.start_soon(work, owner, number)
-            await wait_all_tasks_blocked()
-        assert turns.is_wanted_by_others("a")
-    assert order == [("a", 1), ("b", 4), ("c", 5), ("a", 2), ("b", 9), ("a", 3)]
-    assert not turns.is_wanted_by_others("")
-
-
-async def test_a_turn_that_is_no_longer_waited_for_is_the_next_one_s():
-    turns = OwnerTurns()
-    scopes = [trio.CancelScope() for _ in range(3)]
-    worked = []
-
-    async def work(number: int) -> None:
-        with scopes[number]:
-            async with turns.turn("a", number):
-                worked.append(number)
-
-    async with trio.open_nursery() as nursery, turns.turn("z", 9):
-        for number in range(3):
-            nursery.start_soon(work, number)
-        await wait_all_tasks_blocked()
-        scopes[0].cancel()
-        await wait_all_tasks_blocked()
-    assert worked == [1, 2]
-    async with turns.turn("b", 0):
-        pass
-
-
-@pytest.mark.parametrize("others", [["b"], []])
-async def test_a_turn_given_to_a_task_that_is_just_cancelled_is_the_next_one_s(others):
-    """The task is cancelled and given the turn in the same round of the event loop."""
-    turns, cancelled, order = OwnerTurns(), trio.CancelScope(), []
-
-    async def work(owner: str, scope: trio.CancelScope) -> None:
-        with scope:
-            async with turns.turn(owner, 1):
-                order.append(owner)
-
-    with trio.fail_after(5):
-        async with trio.open_nursery() as nursery, turns.turn("z", 0):
-            nursery.start_soon(work, "a", cancelled)
-            await wait_all_tasks_blocked()
-            for other in others:
-                nursery.start_soon(work, other, trio.CancelScope())
-            await wait_all_tasks_blocked()
-            cancelled.cancel()
-        async with turns.turn("c", 2):
-            order.append("c")
-    assert order == [*others, "c"]
-    assert turns.working is None
-    assert not turns.waiting

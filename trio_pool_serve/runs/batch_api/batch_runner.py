@@ -22,12 +22,12 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.runs.batch_api.batch_store import TRANSACTION_TIMEOUT_S, BatchStore
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
-from trio_pool_serve.runs.batch_api.owner_turns import OwnerTurns
 from trio_pool_serve.runs.batch_api.stored_records import BatchError, BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, RespondAll, Submitter, openai_result
 from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, Line, LineError, line_windows
 from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
+from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client
 
@@ -90,7 +90,7 @@ class BatchRunner:
     that expires, by trio's clock, which never jumps."""
     _lines: int = field(default=0, init=False)
     _checking: trio.Lock = field(init=False, factory=trio.Lock)
-    _turns: OwnerTurns = field(init=False, factory=OwnerTurns)
+    _turns: ClientTurns = field(init=False, factory=partial(ClientTurns, 1, 1))
     _numbers: "count[int]" = field(init=False, factory=count)
     _saved_up: dict[str, int] = field(init=False, factory=dict)
     """By batch, the first line of the window that its owner has saved up for: it counts once, however often it is
@@ -119,8 +119,7 @@ class BatchRunner:
 
     def statistics(self) -> BatchStatistics:
         """Return the numbers of this moment."""
-        turns = self._turns
-        return BatchStatistics(len(self._scopes), len(turns.waiting), int(turns.working is not None), self._lines)
+        return BatchStatistics(len(self._scopes), self._turns.waiting, self._turns.working, self._lines)
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         """Stop a batch; its results are the committed ones.
@@ -183,13 +182,13 @@ class BatchRunner:
             await self.store.advance(batch.id, "in_progress", total=check.total, model=check.model)
 
     async def _compute(self, batch: StoredBatch, number: int) -> None:
-        position = batch.position
+        position, client = batch.position, Client(batch.owner, is_background=True)
         with self._working_on(batch) as scope:
             usage = self.routes().usage_of(batch.owner)
             is_free = usage is None or self._saved_up.get(batch.id) == position.line
             cost = (0, 0) if is_free else await self.offload.run("files", partial(self._cost_of_next, batch))
             # Outside of the turn: others are computed while an owner with limits waits.
-            async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(batch.owner, number):
+            async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(client.number, number):
                 self._saved_up[batch.id] = position.line
                 ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
 
@@ -198,10 +197,13 @@ class BatchRunner:
                         return next(windows) > 0  # one has been saved up for
                     # Without a commit, turns that are too short would get nowhere.
                     is_over = self._lines > lines_before and trio.current_time() >= ends
-                    return is_over and self._turns.is_wanted_by_others(batch.owner)
+                    return is_over and self._turns.step_back(client.number)
 
-                submitter = Submitter(Client(batch.owner, is_background=True), batch.models, usage)
-                position = await self._run_lines(batch, submitter, should_pause=should_pause)
+                try:
+                    submitter = Submitter(client, batch.models, usage)
+                    position = await self._run_lines(batch, submitter, should_pause=should_pause)
+                finally:
+                    self._turns.step_back(client.number)
         if position.is_finished:
             await self.store.advance(batch.id, "finalizing")
         elif scope.cancelled_caught and trio.current_time() >= scope.deadline:
