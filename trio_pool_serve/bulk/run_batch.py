@@ -29,7 +29,7 @@ from trio_pool_serve.runs.requests.line_results import (
     Submitter,
     encode_result,
 )
-from trio_pool_serve.runs.requests.request_lines import Line, LineError, line_windows
+from trio_pool_serve.runs.requests.request_lines import BatchError, Line, line_windows
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_files import InputFile
 from trio_pool_serve.runs.tables.input_table import InputTable
@@ -150,12 +150,12 @@ class OwnBatch:
             offload=self.service.offload,
         )
 
-    def _error_of(self, line: Line) -> LineError | None:
+    def _error_of(self, line: Line) -> BatchError | None:
         """Return the error of a line whose route does not exist, as vLLM writes it."""
         if self.responder.has_route(line.url):
             return None
         supported = ", ".join(sorted(self.responder.paths))
-        return LineError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
+        return BatchError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
 
     async def finish(self, journal: Journal, position: Position) -> None:
         """Upload the output if it has a URL, and commit that everything is done.

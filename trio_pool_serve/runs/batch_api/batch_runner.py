@@ -22,9 +22,9 @@ from trio_pool_serve.errors import (
 from trio_pool_serve.runs.batch_api.batch_store import TRANSACTION_TIMEOUT_S, BatchStore
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
-from trio_pool_serve.runs.batch_api.stored_records import BatchError, BatchStatus, StoredBatch, StoredFile
+from trio_pool_serve.runs.batch_api.stored_records import BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, RespondAll, Submitter, openai_result
-from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, Line, LineError, line_windows
+from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, BatchError, Line, line_windows
 from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
 from trio_pool_serve.threads.client_turns import ClientTurns
@@ -41,7 +41,7 @@ TURN_S = 10.0
 
 UNLIMITED = KeyUsage()
 
-EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
+EXPIRED = BatchError("batch_expired", "This request could not be executed before the completion window expired.")
 
 
 @frozen(eq=False)
@@ -154,15 +154,15 @@ class BatchRunner:
                 """It has been cancelled meanwhile: its next step is another one."""
             except StorageLostError as error:
                 logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message says it all)
-                await self._fail(batch_id, BatchError(code="file_lost", message="A file of the batch was removed."))
+                await self._fail(batch_id, BatchError("file_lost", "A file of the batch was removed."))
             except (StorageError, UnavailableError, sqlite3.Error) as error:
                 logger.warning("the batch %s waits: %s", batch_id, error)
                 await trio.sleep(RETRY_PAUSE_S)
             except QuotaExceededError as error:
-                await self._fail(batch_id, BatchError(code="quota_exceeded", message=str(error)))
+                await self._fail(batch_id, BatchError("quota_exceeded", str(error)))
             except Exception:
                 logger.exception("the batch %s fails", batch_id)
-                await self._fail(batch_id, BatchError(code="internal_error", message="Internal error."))
+                await self._fail(batch_id, BatchError("internal_error", "Internal error."))
         del self._scopes[batch_id]
         self._saved_up.pop(batch_id, None)
 
@@ -226,7 +226,7 @@ class BatchRunner:
         batch: StoredBatch,
         submitter: Submitter,
         *,
-        error_of: Callable[[Line], LineError | None] = lambda _: None,
+        error_of: Callable[[Line], BatchError | None] = lambda _: None,
         should_pause: Callable[[], bool] = lambda: False,
     ) -> Position:
         file, done = self.folder.file, batch.position.done

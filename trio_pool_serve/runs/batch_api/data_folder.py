@@ -62,15 +62,12 @@ class DataFolder:
             raise StorageError(f"{self.path} is read-only, or belongs to another user.")
         with storage_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._create_folders()
-
-    def _create_folders(self) -> None:
         for each in (self.path / "files", self.path / "uploads"):
             make_folder(each, 0o700)
 
     def open_upload(self, file_id: str) -> AppendedFile:
         """Open a new upload, in a folder that is made again if someone has removed it. Raises ``StorageError``."""
-        self._create_folders()
+        self.create()
         return open_appended(self.upload(file_id), 0)
 
     def remove_left(self, socket: Path) -> None:

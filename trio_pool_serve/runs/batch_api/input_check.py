@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
 from attrs import define, field
+from msgspec.structs import replace
 
 from trio_pool_serve.errors import NotFoundError
-from trio_pool_serve.runs.batch_api.stored_records import BatchError
-from trio_pool_serve.runs.requests.request_lines import Line, LineError
+from trio_pool_serve.runs.requests.request_lines import BatchError, Line
 from trio_pool_serve.runs.run import Window
 
 MAX_LINES = 50_000
@@ -54,43 +54,38 @@ class InputCheck:
 
     def _end(self) -> None:
         if self.total > MAX_LINES:
-            self.errors.insert(
-                0,
-                BatchError(
-                    code="too_many_tasks",
-                    message=f"The file contains more than {MAX_LINES} requests, which is the limit.",
-                ),
-            )
+            message = f"The file contains more than {MAX_LINES} requests, which is the limit."
+            self.errors.insert(0, BatchError("too_many_tasks", message))
         elif not self.total:
-            self.errors.append(BatchError(code="empty_file", message="The file contains no requests."))
+            self.errors.append(BatchError("empty_file", "The file contains no requests."))
         del self.errors[MAX_ERRORS:]
 
-    def _errors_of(self, line: Line) -> Iterator[LineError]:
+    def _errors_of(self, line: Line) -> Iterator[BatchError]:
         if line.error is not None:
             yield line.error
         if line.custom_id is not None:
             digest = blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
             if digest in self._seen:
                 message = f"An earlier line has the same custom_id {line.custom_id!r}."
-                yield LineError("duplicate_custom_id", message, "custom_id")
+                yield BatchError("duplicate_custom_id", message, "custom_id")
             self._seen.add(digest)
         if line.error is not None:
             return
         if line.url != self.endpoint:
             message = f"The url is `{line.url}`; the endpoint of the batch is {self.endpoint}."
-            yield LineError("url_mismatch", message, "url")
+            yield BatchError("url_mismatch", message, "url")
         try:
             model = self.model_of(line.model)
         except NotFoundError:
-            yield LineError("model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
+            yield BatchError("model_mismatch", f"The model `{line.model}` does not exist.", "body.model")
             return
         if self.model is None:
             self.model = model
         elif model != self.model:
             message = f"This line requests the model `{model}`, but an earlier line `{self.model}`."
-            yield LineError("model_mismatch", message, "body.model")
+            yield BatchError("model_mismatch", message, "body.model")
 
 
-def _shown(error: LineError, number: int) -> BatchError:
+def _shown(error: BatchError, number: int) -> BatchError:
     message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]}…"
-    return BatchError(code=error.code, message=message, line=number + 1, param=error.param)
+    return replace(error, message=message, line=number + 1)

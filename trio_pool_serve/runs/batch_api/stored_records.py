@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from attrs import Factory, frozen
 
+from trio_pool_serve.runs.requests.request_lines import BatchError
 from trio_pool_serve.runs.run import Position
 
 BatchStatus: TypeAlias = Literal[
@@ -50,16 +51,6 @@ class StoredFile:
     expires_at: int | None = None
     digest: str = ""
     """SHA-256 of an uploaded file."""
-
-
-@frozen(kw_only=True)
-class BatchError:
-    """An error of a batch; ``line`` counts from 1, as OpenAI's does."""
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ import msgspec
 from attrs import Factory, define, evolve, frozen
 
 from trio_pool_serve.access.api_keys import KeyUsage
-from trio_pool_serve.runs.requests.request_lines import Line, LineError, request_id_of
+from trio_pool_serve.runs.requests.request_lines import BatchError, Line, request_id_of
 from trio_pool_serve.runs.run import Computer, Position, Sink, WindowResult
 from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
 from trio_pool_serve.types import Client
@@ -73,7 +73,7 @@ class FinishedLine:
     custom_id: str | None
     request_id: str
     response: LineResponse | None = None
-    error: LineError | None = None
+    error: BatchError | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -93,7 +93,7 @@ class LineComputer(Computer[Line, FinishedLine]):
     submitter: Submitter
     digest: str
     created: int
-    error_of: Callable[[Line], LineError | None] = lambda _: None
+    error_of: Callable[[Line], BatchError | None] = lambda _: None
 
     async def compute(self, rows: Sequence[Line]) -> WindowResult[FinishedLine]:
         """Compute lines. Raises ``UnavailableError``. Cancellation: at once."""

@@ -38,12 +38,13 @@ SKIPPED_BYTES = 2**20
 BOM = b"\xef\xbb\xbf"
 
 
-class LineError(msgspec.Struct, frozen=True):
-    """Why a line has no response: OpenAI's code, and the field at fault."""
+class BatchError(msgspec.Struct, frozen=True):
+    """An error of a batch or of one of its lines: OpenAI's code, the field at fault, and the line, counted from 1."""
 
     code: str
     message: str
     param: str | None = None
+    line: int | None = None
 
 
 @frozen
@@ -54,7 +55,7 @@ class Line:
     custom_id: str | None
     url: str = ""
     body: bytes = b""
-    error: LineError | None = None
+    error: BatchError | None = None
 
     @property
     def model(self) -> str | None:
@@ -85,29 +86,29 @@ def decode_line(number: int, data: bytes) -> Line:
         return Line(
             number,
             None,
-            error=LineError("invalid_json_line", f"The line is not a JSON object with a request: {error}."),
+            error=BatchError("invalid_json_line", f"The line is not a JSON object with a request: {error}."),
         )
     custom_id = fields.custom_id if fields.custom_id and len(fields.custom_id) <= MAX_CUSTOM_ID else None
     return Line(number, custom_id, fields.url or "", bytes(fields.body), _error_in(fields))
 
 
-def _error_in(fields: _Fields) -> LineError | None:
+def _error_in(fields: _Fields) -> BatchError | None:
     for name in ("custom_id", "method", "url"):
         if not getattr(fields, name):
-            return LineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+            return BatchError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
     if len(fields.custom_id or "") > MAX_CUSTOM_ID:
-        return LineError(
+        return BatchError(
             "invalid_custom_id",
             f"custom_id has {len(fields.custom_id or '')} characters; the limit is {MAX_CUSTOM_ID}.",
             "custom_id",
         )
     if fields.method != "POST":
-        return LineError("invalid_method", f"The method is {(fields.method or '')[:20]!r}; it must be POST.", "method")
+        return BatchError("invalid_method", f"The method is {(fields.method or '')[:20]!r}; it must be POST.", "method")
     body = bytes(fields.body).lstrip()
     if not body:
-        return LineError("missing_required_parameter", "Missing required parameter: 'body'.", "body")
+        return BatchError("missing_required_parameter", "Missing required parameter: 'body'.", "body")
     if not body.startswith(b"{"):
-        return LineError("invalid_json_line", "The body must be a JSON object.", "body")
+        return BatchError("invalid_json_line", "The body must be a JSON object.", "body")
     return None
 
 
@@ -136,7 +137,7 @@ def read_window(file: BinaryIO, line: int, offset: int, max_line_bytes: int) -> 
     for data, length in read_lines(file, max_line_bytes, has_mark=offset == 0):
         if data is None:
             message = f"The line exceeds {max_line_bytes} bytes (--max-body-bytes)."
-            lines.append(Line(next_line, None, error=LineError("line_too_long", message)))
+            lines.append(Line(next_line, None, error=BatchError("line_too_long", message)))
         elif data and not data.isspace():
             lines.append(decode_line(next_line, data))
             vectors += data.count(b'"') // 2 + data.count(b"]")
