@@ -43,7 +43,7 @@ def check_output(
             )
         for found in (*parts, *beside, *_journal_files(path)):
             found.unlink(missing_ok=True)
-    elif path.exists() and not (keeps_journal and _is_of_a_run(journal)) and not _is_empty_folder(path):
+    elif path.exists() and not (keeps_journal and _is_of_a_run(journal)) and (not path.is_dir() or any(path.iterdir())):
         raise BulkInputError(
             f"{path} exists, but without the journal of a run to resume. To replace it, use --overwrite."
         )
@@ -81,10 +81,6 @@ def _parts(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return [part for part in path.iterdir() if PART.fullmatch(part.name) and not part.is_dir()]
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _is_of_a_run(journal: Path) -> bool:

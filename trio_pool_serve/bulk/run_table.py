@@ -33,7 +33,7 @@ from trio_pool_serve.runs.tables.output_rows import OutputColumn
 from trio_pool_serve.runs.tables.output_table import check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, check_packages, format_of
 from trio_pool_serve.runs.tables.table_results import TableFiles
-from trio_pool_serve.runs.tables.table_windows import TableWindows, window_characters
+from trio_pool_serve.runs.tables.table_windows import table_windows, window_characters
 from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
@@ -151,7 +151,8 @@ async def run_table(
             journal,
             stop,
             console,
-            windows=TableWindows(
+            windows=partial(
+                table_windows,
                 table=table,
                 columns=task.columns,
                 id_column=run.id_column,

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from attrs import evolve
 
 from trio_pool_serve.errors import BulkInputError
-from trio_pool_serve.runs.tables.arrow_rows import check_value, objects_of
-from trio_pool_serve.runs.tables.input_rows import InputRow, listed
+from trio_pool_serve.runs.tables import arrow_rows
+from trio_pool_serve.runs.tables.input_rows import InputRow, Selection, listed
 from trio_pool_serve.runs.tables.output_rows import BatchBuilder, OutputColumn
 from trio_pool_serve.runs.tables.table_results import RowResult
 
@@ -34,23 +33,9 @@ def check_columns(table: pa.Table, wanted: Sequence[str], added: Sequence[str]) 
 
 
 def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:
-    """Return the rows, of which those with null, or a value that cannot be read, have an error."""
-    values = [values_of(table.column(column)) for column in columns]
-    return [_row(number, columns, of_row) for number, of_row in enumerate(zip(*values, strict=True))]
-
-
-def _row(number: int, columns: Sequence[str], values: tuple[Any, ...]) -> InputRow:
-    try:
-        for column, value in zip(columns, values, strict=True):
-            check_value(value, column)
-    except ValueError as error:
-        return InputRow(number, "", number, error=str(error))
-    return InputRow(number, "", number, values)
-
-
-def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values as Python objects; ``check_value`` refuses values that cannot be read."""
-    return [value.tolist() if isinstance(value, np.ndarray) else value for value in objects_of(column)]
+    """Return the rows; rows with null, or with a value that cannot be read, have an error."""
+    wanted = table.select(list(dict.fromkeys(columns)))
+    return list(arrow_rows.rows_of(wanted, 0, Selection("", columns, None, first=0, skip=0)))
 
 
 def result_columns(columns: Sequence[OutputColumn], prefix: str) -> list[OutputColumn]:

@@ -21,9 +21,9 @@ from trio_pool_serve.errors import (
     unwrap_exception_groups,
 )
 from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine, checked
-from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, values_of
+from trio_pool_serve.ray_data.batch_tables import as_table, check_columns
 from trio_pool_serve.runs.run import OnError, Position
-from trio_pool_serve.runs.tables.arrow_rows import check_value
+from trio_pool_serve.runs.tables.arrow_rows import check_value, objects_of
 
 IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 """For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
@@ -77,7 +77,7 @@ class BulkRuns(WithEngine):
         table = as_table(batch)
         check_columns(table, ("source", "target"), tuple(ADDED))
         wanted = [name for name in ("source", "target", "shard") if name in table.column_names]
-        values = zip(*[values_of(table.column(name)) for name in wanted], strict=True)
+        values = zip(*[objects_of(table.column(name)) for name in wanted], strict=True)
         rows = [self._complete(**dict(zip(wanted, of_row, strict=True))) for of_row in values]
         for name, kind in ADDED.items():
             table = table.append_column(name, pa.array([row.get(name) for row in rows], kind))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import input_rows
 from trio_pool_serve.runs.tables.input_rows import (
@@ -42,7 +44,7 @@ def arrow_rows(
     try:
         for n, batch in batches(file, selection):
             if batch is not None:
-                yield from _rows(batch, n_rows, selection)
+                yield from rows_of(batch, n_rows, selection)
             n_rows += n
     except (pyarrow.ArrowException, OSError) as error:  # OSError: for damaged pages, too
         reason = (str(error).splitlines() or [repr(error)])[0]
@@ -107,8 +109,11 @@ def _rows_per_block(n_bytes: int, n_rows: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES * n_rows // max(1, n_bytes)))
 
 
-def _rows(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
-    """Yield the rows of a batch, behind ``before`` rows of the file; one block at a time is Python objects."""
+def rows_of(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]:
+    """Yield the rows of a record batch or table, which follows ``before`` rows of its file.
+
+    One block at a time is converted to Python objects.
+    """
     columns, id_column, first = selection.columns, selection.id_column, selection.first
     default_id = DEFAULT_ID if DEFAULT_ID in batch.schema.names else None
     id_read = default_id if id_column is None else id_column
@@ -151,9 +156,10 @@ def objects_of(column: Any) -> list[Any]:
     that are not in their dictionary, and pickled objects whose class is missing or raises.
     """
     try:
-        return list(column.to_pylist())
+        values = column.to_pylist()
     except Exception:  # any, as unpickling may raise
-        return [_object(value) for value in column]
+        values = [_object(value) for value in column]
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]  # Ray's tensors are arrays
 
 
 def _object(value: Any) -> Any:

@@ -41,15 +41,10 @@ class OutputColumn:
     dtype: VectorDtype = "float32"
 
 
-def size_of(value: Any) -> int:
-    """Return about how many bytes a value has in memory."""
-    if hasattr(value, "nbytes"):
-        return int(value.nbytes)
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, tuple | list):
-        return sum(map(size_of, value))
-    return 8
+def size_of(row: Sequence[Any]) -> int:
+    """Return about how many bytes the values of a row have in memory."""
+    values = [part for value in row for part in (value if isinstance(value, tuple) else (value,))]
+    return sum(len(value) if isinstance(value, str) else getattr(value, "nbytes", 8) for value in values)
 
 
 def json_lines(columns: Sequence[OutputColumn], rows: Rows) -> bytes:

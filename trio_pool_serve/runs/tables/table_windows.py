@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
-from attrs import frozen
-
 from trio_pool_serve.runs.run import Position, Window
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.input_table import InputTable
@@ -24,38 +22,33 @@ def window_characters(columns: Sequence[OutputColumn]) -> int:
     return TOKEN_WINDOW_CHARACTERS if any(column.type == "vectors" for column in columns) else WINDOW_CHARACTERS
 
 
-@frozen(eq=False, kw_only=True)
-class TableWindows:
-    """The windows of the rows of a table that have these ``numbers``: up to a limit, or each n-th for one of n shards.
+def table_windows(
+    position: Position,
+    *,
+    table: InputTable,
+    columns: Sequence[str],
+    id_column: str | None,
+    numbers: range,
+    rows_per_part: int | None,
+    characters: int,
+) -> Generator[Window[InputRow], None, None]:
+    """Yield the windows of a table from a position on, with the rows that have these ``numbers``. Blocks.
 
-    The output is committed after each window, or after ``rows_per_part`` rows of the table for each shard.
+    The numbers end at a limit, or are each n-th for one of n shards. The output is committed after each window, or
+    after ``rows_per_part`` rows of the table for each shard. Raises ``InputChangedError`` if a file was changed since
+    its scan.
     """
 
-    table: InputTable
-    columns: Sequence[str]
-    id_column: str | None
-    numbers: range
-    rows_per_part: int | None
-    characters: int = WINDOW_CHARACTERS
-
-    def __call__(self, position: Position) -> Generator[Window[InputRow], None, None]:
-        """Yield the windows from a position on. Blocks.
-
-        Raises ``InputChangedError`` if a file was changed since its scan.
-        """
-        for window in cut_windows(
-            self._rows_from(position.line), self.numbers, self.rows_per_part, characters=self.characters
-        ):
-            self.table.check_read()
-            yield window
-
-    def _rows_from(self, start: int) -> Iterator[InputRow]:
-        """Yield the rows up to the limit; at the end of the table, check that no file was changed."""
-        for row in self.table.rows(self.columns, self.id_column, start):
-            if row.number >= self.numbers.stop:
+    def rows_before_limit() -> Iterator[InputRow]:
+        for row in table.rows(columns, id_column, position.line):
+            if row.number >= numbers.stop:
                 return
             yield row
-        self.table.check_unchanged()
+        table.check_unchanged()  # all files have been read
+
+    for window in cut_windows(rows_before_limit(), numbers, rows_per_part, characters=characters):
+        table.check_read()
+        yield window
 
 
 def cut_windows(
@@ -65,7 +58,7 @@ def cut_windows(
     *,
     characters: int = WINDOW_CHARACTERS,
 ) -> Iterator[Window[InputRow]]:
-    """Yield the windows of consecutive rows, of which only ``numbers`` are computed; see ``TableWindows``."""
+    """Yield the windows of consecutive rows, of which only ``numbers`` are computed; see ``table_windows``."""
     window: list[InputRow] = []
     length, number = 0, -1
     for row in rows:
