@@ -17,9 +17,9 @@ from tests.bulk.file_store import FileStore, served_by
 from tests.lanes import sampled
 from tests.models.model_families import write_family
 from tests.server.server_process import ROOT
-from trio_pool_serve.bulk import run_batch as module
 from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions
 from trio_pool_serve.bulk.run_batch import run_batch
+from trio_pool_serve.runs.journal import Journal
 from trio_pool_serve.storage.database import open_database
 
 OWN = BatchModelOptions(model_dtype="float32", device="cpu", backend="torch", served_model_name="m")
@@ -61,7 +61,7 @@ async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model
     source = write_lines(tmp_path / "in.jsonl", **asked)
     assert await run(source, tmp_path / "whole.jsonl", model) == 3
     whole = (tmp_path / "whole.jsonl").read_bytes()
-    target, commit, commits = tmp_path / "out.jsonl", module.Journal.commit, count()
+    target, commit, commits = tmp_path / "out.jsonl", Journal.commit, count()
 
     async def failing(journal: Any, position: Any) -> None:
         if next(commits) == windows:
@@ -69,7 +69,7 @@ async def test_a_run_that_has_failed_goes_on_with_the_same_bytes(tmp_path, model
         await commit(journal, position)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Journal, "commit", failing)
+        patched.setattr(Journal, "commit", failing)
         assert await run(source, target, model) == 1
     assert 0 < len(target.read_bytes()) <= len(whole)
     with target.open("ab") as file:
@@ -131,14 +131,14 @@ async def test_the_output_of_another_run_is_not_touched(tmp_path, model, capsys,
 
 async def test_an_input_that_changes_during_the_run_ends_it(tmp_path, model, capsys, monkeypatch):
     source, target = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    commit = module.Journal.commit
+    commit = Journal.commit
 
     async def changing(journal: Any, progress: Any) -> None:
         await commit(journal, progress)
         os.utime(source)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Journal, "commit", changing)
+        patched.setattr(Journal, "commit", changing)
         assert await run(source, target, model) == 1
     assert "was changed while it was read" in capsys.readouterr().err
 

@@ -4,8 +4,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import sha256
 
-import trio
-from attrs import Factory, field, frozen
 from rich.console import Console
 
 from trio_pool_serve.api.dialects import DIALECTS, INVOCATIONS
@@ -17,7 +15,7 @@ from trio_pool_serve.bulk.bulk_options import BatchModelOptions, BatchOptions, j
 from trio_pool_serve.bulk.earlier_output import check_output
 from trio_pool_serve.bulk.file_urls import check_path_or_url, download, is_url, upload, without_secrets
 from trio_pool_serve.bulk.own_engine import identity_of, open_own_service
-from trio_pool_serve.bulk.run_table import exit_status, run_shown
+from trio_pool_serve.bulk.run_table import complete_run, exit_status
 from trio_pool_serve.errors import TransferError
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import Identity, Journal, open_journal
@@ -58,20 +56,41 @@ async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) 
         source = await _open_input(options, offload)
         fingerprint = await offload.run("files", partial(source.scan, lambda _: None))
         service = await stack.enter_async_context(open_own_service(options.model, own))
-        batch = OwnBatch(console, options, source, service)
+        routes = RouteTable(task_routes(service, DIALECTS, INVOCATIONS))
+        # Nothing else waits for these batches, so they have all of the budget.
+        responder = LineResponder(service, routes, OPENAI, token_divisor=1)
         identity = Identity(
             input=fingerprint,
             arguments={"the command": "run-batch", "--served-model-name": own.served_model_name},
-            model=await identity_of(service, options.model, await batch.digest_of_sample()),
+            model=await identity_of(service, options.model, await _digest_of_sample(service, responder)),
         )
         journal = await stack.enter_async_context(open_journal(journal_path(options.output), identity))
-        if journal.position.is_finished:
-            await batch.check_finished(journal.position)
-            return journal.position
-        position = await batch.compute(journal, stop)
-        if position.is_finished:
-            await batch.finish(journal, position)
-        return position
+        (file,) = journal.identity.input.files
+
+        async def commit(position: Position) -> None:
+            await offload.run("files", source.check_unchanged)
+            await journal.commit(position)
+
+        return await complete_run(
+            "run-batch",
+            fingerprint.rows,
+            journal,
+            stop,
+            console,
+            check=partial(_check_complete, options, offload, console),
+            finish=partial(_finish, options, offload, journal),
+            windows=partial(line_windows, options.input, service.config.network.max_body_bytes),
+            computer=LineComputer(
+                respond_all=responder.respond_all,
+                submitter=Submitter(),
+                digest=file.blake2b,
+                created=file.mtime_ns // 10**9,
+                error_of=partial(_error_of, responder),
+            ),
+            open_sink=partial(LineFiles.open, vllm_result, options.output, None),
+            commit=commit,
+            offload=offload,
+        )
 
 
 def _check_files(options: BatchOptions) -> None:
@@ -91,103 +110,57 @@ async def _open_input(options: BatchOptions, offload: Offload) -> InputTable:
     return InputTable((InputFile(name, path),), JSONL)
 
 
-@frozen(eq=False)
-class OwnBatch:
-    """Computes the lines of an input by the routes of the server, in this process."""
+async def _digest_of_sample(service: Service, responder: LineResponder) -> str:
+    """Return a digest of the response to an example: it differs if a library or the CPU computes differently.
 
-    console: Console
-    options: BatchOptions
-    input: InputTable
-    service: Service
-    responder: LineResponder = field(
-        init=False,
-        # Nothing else waits for these batches, so they have all of the budget.
-        default=Factory(
-            lambda self: LineResponder(
-                self.service, RouteTable(task_routes(self.service, DIALECTS, INVOCATIONS)), OPENAI, token_divisor=1
-            ),
-            takes_self=True,
-        ),
-    )
+    Cancellation: at once.
+    """
+    tasks = service.model().folder.spec.tasks
+    path, body = EXAMPLES[next(task for task in EXAMPLES if task in tasks)]
+    (response,) = await responder.respond_all([LineRequest(path, body.encode(), "sample", 0)], Submitter())
+    return sha256(response.body).hexdigest()
 
-    async def digest_of_sample(self) -> str:
-        """Return a digest of the response to an example: it differs if a library or the CPU computes differently.
 
-        Cancellation: at once.
-        """
-        tasks = self.service.model().folder.spec.tasks
-        path, body = EXAMPLES[next(task for task in EXAMPLES if task in tasks)]
-        (response,) = await self.responder.respond_all([LineRequest(path, body.encode(), "sample", 0)], Submitter())
-        return sha256(response.body).hexdigest()
+def _error_of(responder: LineResponder, line: Line) -> BatchError | None:
+    """Return the error of a line whose route does not exist, as vLLM writes it."""
+    if responder.has_route(line.url):
+        return None
+    supported = ", ".join(sorted(responder.paths))
+    return BatchError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
 
-    async def compute(self, journal: Journal, stop: trio.Event) -> Position:
-        """Compute what is left, or the windows that are begun when ``stop`` is set; return the last position.
 
-        Raises and is cancelled as ``Run.run``.
-        """
-        (file,) = journal.identity.input.files
+async def _finish(options: BatchOptions, offload: Offload, journal: Journal, position: Position) -> None:
+    """Upload the output if it has a URL, and commit that everything is done.
 
-        async def commit(position: Position) -> None:
-            await self.service.offload.run("files", self.input.check_unchanged)
-            await journal.commit(position)
+    Raises ``TransferError`` and ``StorageError``. Cancellation: at once; the same command uploads it again.
+    """
+    if is_url(options.output_file):
+        try:
+            await upload(options.output, options.output_file, offload)
+        except TransferError as error:
+            raise TransferError(
+                f"{error} The output is in {options.output}. To upload it again, run the same command."
+            ) from error
+    await journal.commit(position)
+    await offload.run("files", partial(_remove_temporary, options))
 
-        return await run_shown(
-            "run-batch",
-            journal.identity.input.rows,
-            journal,
-            stop,
-            self.console,
-            windows=partial(line_windows, self.options.input, self.service.config.network.max_body_bytes),
-            computer=LineComputer(
-                respond_all=self.responder.respond_all,
-                submitter=Submitter(),
-                digest=file.blake2b,
-                created=file.mtime_ns // 10**9,
-                error_of=self._error_of,
-            ),
-            open_sink=partial(LineFiles.open, vllm_result, self.options.output, None),
-            commit=commit,
-            offload=self.service.offload,
-        )
 
-    def _error_of(self, line: Line) -> BatchError | None:
-        """Return the error of a line whose route does not exist, as vLLM writes it."""
-        if self.responder.has_route(line.url):
-            return None
-        supported = ", ".join(sorted(self.responder.paths))
-        return BatchError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")
+def _remove_temporary(options: BatchOptions) -> None:
+    """Remove the local copies of an input and an output with a URL. Blocking."""
+    if is_url(options.output_file):
+        options.output.unlink(missing_ok=True)
+    if is_url(options.input_file):
+        options.input.unlink(missing_ok=True)
 
-    async def finish(self, journal: Journal, position: Position) -> None:
-        """Upload the output if it has a URL, and commit that everything is done.
 
-        Raises ``TransferError`` and ``StorageError``. Cancellation: at once; the same command uploads it again.
-        """
-        output, target = self.options.output, self.options.output_file
-        if is_url(target):
-            try:
-                await upload(output, target, self.service.offload)
-            except TransferError as error:
-                raise TransferError(
-                    f"{error} The output is in {output}. To upload it again, run the same command."
-                ) from error
-        await journal.commit(position)
-        await self.service.offload.run("files", self._remove_temporary)
-
-    def _remove_temporary(self) -> None:
-        """Remove the local copies of an input and an output with a URL. Blocking."""
-        if is_url(self.options.output_file):
-            self.options.output.unlink(missing_ok=True)
-        if is_url(self.options.input_file):
-            self.options.input.unlink(missing_ok=True)
-
-    async def check_finished(self, position: Position) -> None:
-        """Check that the output of a finished run is still there. Raises ``StorageError``. Cancellation: at once."""
-        target = self.options.output_file
-        if not is_url(target):
-            await self.service.offload.run("files", partial(check_finished, self.options.output, JSONL, position))
-        await self.service.offload.run("files", self._remove_temporary)
-        shown = without_secrets(target) if is_url(target) else target
-        self.console.print(f"{shown} is complete: {position.done:,} lines.", markup=False)
+async def _check_complete(options: BatchOptions, offload: Offload, console: Console, position: Position) -> None:
+    """Check that the output of a complete run is still there. Raises ``StorageError``. Cancellation: at once."""
+    target = options.output_file
+    if not is_url(target):
+        await offload.run("files", partial(check_finished, options.output, JSONL, position))
+    await offload.run("files", partial(_remove_temporary, options))
+    shown = without_secrets(target) if is_url(target) else target
+    console.print(f"{shown} is complete: {position.done:,} lines.", markup=False)
 
 
 def vllm_result(line: FinishedLine) -> bytes:

@@ -69,13 +69,25 @@ async def exit_status(compute: Callable[[Console], Awaitable[Position]]) -> int:
     return ROWS_FAILED if position.failed else 0
 
 
-async def run_shown(
-    title: str, total: int | None, journal: Journal, stop: trio.Event, console: Console, **parts: Any
+async def complete_run(
+    title: str,
+    total: int | None,
+    journal: Journal,
+    stop: trio.Event,
+    console: Console,
+    *,
+    check: Callable[[Position], Awaitable[None]],
+    finish: Callable[[Position], Awaitable[None]],
+    **parts: Any,
 ) -> Position:
-    """Run what the ``parts`` of a ``Run`` leave to do, and show its progress; return the last position.
+    """Compute the rest of a run, and show its progress; return the last position.
 
-    Raises and is cancelled as ``Run.run``.
+    ``parts`` are those of a ``Run``. Once all rows are written, ``finish`` commits the last position. If the run was
+    complete before, ``check`` looks for its output. Raises and is cancelled as these two and ``Run.run``.
     """
+    if journal.position.is_finished:
+        await check(journal.position)
+        return journal.position
     with showing(title, total, journal.position, console) as progress:
         run = Run(should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts)
         try:
@@ -86,7 +98,9 @@ async def run_shown(
             raise BulkRowError(f"{error} To resume at this row, add --on-error null or --on-error skip.") from error
     shown = position if position.is_finished else journal.position
     console.print(f"{title}: {progress.counts(shown)}", markup=False)
-    if not position.is_finished:
+    if position.is_finished:
+        await finish(position)
+    else:
         next_run = "resumes" if journal.is_kept else "starts again: with standard input or output, no journal is kept"
         console.print(f"Stopped. The same command {next_run}.", markup=False)
     return position
@@ -140,17 +154,25 @@ async def run_table(
         journal = await stack.enter_async_context(
             open_journal(journal_path(path) if path and keeps_journal else None, identity)
         )
-        if path is not None and journal.position.is_finished:
-            await offload.run("files", partial(check_finished, path, format, journal.position))
-            console.print(f"{target} is complete: {journal.position.done:,} rows.", markup=False)
-            return journal.position
+
+        async def check(position: Position) -> None:
+            await offload.run("files", partial(check_finished, Path(target), format, position))
+            console.print(f"{target} is complete: {position.done:,} rows.", markup=False)
+
+        async def finish(position: Position) -> None:
+            await journal.commit(position)
+            if path is not None and run.on_error != "fail" and not position.failed:
+                await offload.run("files", errors_path(path).unlink)
+
         numbers, rows = run.numbers, fingerprint.rows
-        position = await run_shown(
+        return await complete_run(
             task.task,
             None if rows is None else len(range(numbers.start, min(numbers.stop, rows), numbers.step)),
             journal,
             stop,
             console,
+            check=check,
+            finish=finish,
             windows=partial(
                 table_windows,
                 table=table,
@@ -165,11 +187,6 @@ async def run_table(
             commit=journal.commit,
             offload=offload,
         )
-        if position.is_finished:
-            await journal.commit(position)
-            if path is not None and run.on_error != "fail" and not position.failed:
-                await offload.run("files", errors_path(path).unlink)
-        return position
 
 
 @contextmanager
