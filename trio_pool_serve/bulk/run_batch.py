@@ -22,7 +22,6 @@ from trio_pool_serve.runs.journal import Identity, Journal, open_journal
 from trio_pool_serve.runs.requests.line_results import (
     FinishedLine,
     LineComputer,
-    LineFiles,
     LineRequest,
     Submitter,
     encode_result,
@@ -31,7 +30,7 @@ from trio_pool_serve.runs.requests.request_lines import BatchError, Line, line_w
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_files import InputFile
 from trio_pool_serve.runs.tables.input_table import InputTable
-from trio_pool_serve.runs.tables.output_table import check_finished
+from trio_pool_serve.runs.tables.output_table import ResultFiles, check_finished, open_lines
 from trio_pool_serve.runs.tables.table_formats import Format
 from trio_pool_serve.server.announcement import EXAMPLES
 from trio_pool_serve.service import Service
@@ -87,7 +86,12 @@ async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) 
                 created=file.mtime_ns // 10**9,
                 error_of=partial(_error_of, responder),
             ),
-            open_sink=partial(LineFiles.open, vllm_result, options.output, None),
+            open_sink=partial(
+                ResultFiles.open,
+                partial(open_lines, options.output),
+                None,
+                lambda _, lines: (list(map(vllm_result, lines)), ()),
+            ),
             commit=commit,
             offload=offload,
         )

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,13 @@ from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
-from trio_pool_serve.runs.run import OnError, Position, Run
+from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.output_table import check_finished, open_output
+from trio_pool_serve.runs.tables.output_table import ResultFiles, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, check_packages, format_of
-from trio_pool_serve.runs.tables.table_results import TableFiles
+from trio_pool_serve.runs.tables.table_results import divided
 from trio_pool_serve.runs.tables.table_windows import table_windows, window_characters
-from trio_pool_serve.storage.durable_files import open_appended
 from trio_pool_serve.threads.offload import Offload
 
 ROWS_FAILED = 3
@@ -183,27 +182,15 @@ async def run_table(
                 characters=window_characters(computer.columns),
             ),
             computer=computer,
-            open_sink=partial(_open_files, path, format, computer.columns, run.on_error),
+            open_sink=partial(
+                ResultFiles.open,
+                partial(open_output, path, format, [OutputColumn("id", "string"), *computer.columns]),
+                None if path is None or run.on_error == "fail" else errors_path(path),
+                partial(divided, run.on_error, (None,) * len(computer.columns)),
+            ),
             commit=journal.commit,
             offload=offload,
         )
-
-
-@contextmanager
-def _open_files(
-    path: Path | None,
-    format: Format,  # noqa: A002
-    columns: Sequence[OutputColumn],
-    on_error: OnError,
-    position: Position,
-) -> Iterator[TableFiles]:
-    """Open the output and the file of errors at a position, for the block. Blocks."""
-    listed_at = None if path is None or on_error == "fail" else errors_path(path)
-    with (
-        closing(open_output(path, format, [OutputColumn("id", "string"), *columns], position)) as output,
-        nullcontext() if listed_at is None else closing(open_appended(listed_at, position.error_bytes)) as errors,
-    ):
-        yield TableFiles(output, errors, on_error, (None,) * len(columns))
 
 
 def _computer(

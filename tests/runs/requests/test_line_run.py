@@ -13,10 +13,9 @@ from tests.runs.requests.line_files import ENDPOINT, cancelled_before, encoded, 
 from trio_pool_serve.errors import EngineProcessDiedError
 from trio_pool_serve.runs.requests.line_results import (
     LineComputer,
-    LineFiles,
     LineResponse,
     Submitter,
-    openai_result,
+    openai_results,
 )
 from trio_pool_serve.runs.requests.request_lines import (
     WINDOW_BYTES,
@@ -28,6 +27,7 @@ from trio_pool_serve.runs.requests.request_lines import (
     request_id_of,
 )
 from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.tables.output_table import ResultFiles, open_lines
 from trio_pool_serve.threads.offload import Offload
 
 MAX_LINE_BYTES = 100_000
@@ -69,7 +69,12 @@ class RunOfLines:
         run = Run(
             windows=partial(line_windows, self.folder / "input", MAX_LINE_BYTES),
             computer=LineComputer(respond_all=self.server.respond_all, submitter=Submitter(), digest="d", created=7),
-            open_sink=partial(LineFiles.open, openai_result, self.folder / "output", self.folder / "errors"),
+            open_sink=partial(
+                ResultFiles.open,
+                partial(open_lines, self.folder / "output"),
+                self.folder / "errors",
+                openai_results,
+            ),
             commit=self.commit,
             offload=Offload(),
             should_pause=lambda: False,

@@ -23,9 +23,10 @@ from trio_pool_serve.runs.batch_api.batch_store import TRANSACTION_TIMEOUT_S, Ba
 from trio_pool_serve.runs.batch_api.data_folder import DataFolder
 from trio_pool_serve.runs.batch_api.input_check import InputCheck
 from trio_pool_serve.runs.batch_api.stored_records import BatchStatus, StoredBatch, StoredFile
-from trio_pool_serve.runs.requests.line_results import LineComputer, LineFiles, RespondAll, Submitter, openai_result
+from trio_pool_serve.runs.requests.line_results import LineComputer, RespondAll, Submitter, openai_results
 from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, BatchError, Line, line_windows
 from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.tables.output_table import ResultFiles, open_lines
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
 from trio_pool_serve.threads.client_turns import ClientTurns
 from trio_pool_serve.threads.offload import Offload
@@ -245,7 +246,9 @@ class BatchRunner:
                 created=batch.input_created_at,
                 error_of=error_of,
             ),
-            open_sink=partial(LineFiles.open, openai_result, file(batch.output_id), file(batch.error_id)),
+            open_sink=partial(
+                ResultFiles.open, partial(open_lines, file(batch.output_id)), file(batch.error_id), openai_results
+            ),
             commit=partial(self.store.commit, batch.id),
             offload=self.offload,
             should_pause=should_pause,

@@ -1,17 +1,14 @@
 """The responses to lines of requests: how they are computed, and how they are written."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.runs.requests.request_lines import BatchError, Line, request_id_of
-from trio_pool_serve.runs.run import Computer, Position, Sink, WindowResult
-from trio_pool_serve.storage.durable_files import AppendedFile, open_appended
+from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.types import Client
 
 
@@ -119,44 +116,6 @@ class LineComputer(Computer[Line, FinishedLine]):
         return FinishedLine(line.custom_id, request_id_of(self.digest, line.number), **result)
 
 
-EncodeLine: TypeAlias = Callable[[FinishedLine], bytes]
-"""Returns the result of a line, with the line end. Called in a thread."""
-
-
-@define(eq=False)
-class LineFiles(Sink[Line, FinishedLine]):
-    """Writes lines to an output, and failed ones to a file of errors, if there is one."""
-
-    encode: EncodeLine
-    output: AppendedFile
-    errors: AppendedFile | None
-
-    @classmethod
-    @contextmanager
-    def open(cls, encode: EncodeLine, output: Path, errors: Path | None, position: Position) -> Iterator["LineFiles"]:
-        """Open the files, cut off at a position, for the block. Raises ``StorageError``."""
-        with (
-            closing(open_appended(output, position.output_bytes)) as opened,
-            nullcontext() if errors is None else closing(open_appended(errors, position.error_bytes)) as of_errors,
-        ):
-            yield cls(encode, opened, of_errors)
-
-    def write(self, rows: Sequence[Line], results: Sequence[FinishedLine]) -> None:
-        """Append the lines of a window."""
-        del rows
-        to_errors = [each.has_failed and self.errors is not None for each in results]
-        for file, is_error in ((self.output, False), (self.errors, True)):
-            written = [self.encode(each) for each, error in zip(results, to_errors, strict=True) if error == is_error]
-            if file is not None and written:
-                file.append(b"".join(written))
-
-    def commit(self, position: Position) -> Position:
-        """Make the lines durable; return the position with the lengths of the files."""
-        return evolve(
-            position, output_bytes=self.output.sync(), error_bytes=self.errors.sync() if self.errors is not None else 0
-        )
-
-
 def encode_result(line: FinishedLine, status: int | None, body: msgspec.Raw | None, error: Any) -> bytes:
     """Return the result of a line, with the line end; without a status, it has no response."""
     response = {"status_code": status, "request_id": line.request_id, "body": body}
@@ -175,3 +134,11 @@ def openai_result(line: FinishedLine) -> bytes:
         return encode_result(line, line.response.status, line.response.body_in_line, None)
     error = None if line.error is None else {"code": line.error.code, "message": line.error.message}
     return encode_result(line, None, None, error)
+
+
+def openai_results(_: Sequence[Line], results: Sequence[FinishedLine]) -> tuple[list[bytes], list[bytes]]:
+    """Return the results of lines for the output, and for the file of errors."""
+    output, errors = (
+        [openai_result(each) for each in results if each.has_failed == has_failed] for has_failed in (False, True)
+    )
+    return output, errors

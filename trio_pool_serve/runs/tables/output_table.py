@@ -1,19 +1,19 @@
-"""Tables that are written commit by commit: a file of lines, or a folder of parts. Everything here blocks."""
+"""Results that are written commit by commit: to a file of lines, or to a folder of parts. Everything here blocks."""
 
 import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attrs import evolve
+from attrs import define, evolve
 
 from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
-from trio_pool_serve.runs.run import Position
+from trio_pool_serve.runs.run import Position, Result, Row, Sink
 from trio_pool_serve.runs.tables.output_rows import (
     LINES_OF,
     WRITING_ARROW,
@@ -92,15 +92,15 @@ class LineOutput:
     """Writes rows as lines at each commit, which ends a member of a compressed file: so each can be read by itself."""
 
     def __init__(
-        self, path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: Position
+        self,
+        file: AppendedFile,
+        lines_of: Callable[[Sequence[Any]], bytes] = b"".join,
+        member_of: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        self._lines_of = partial(LINES_OF[table_format.kind], columns)
-        self._member_of = MEMBER_OF[table_format.compression]
-        self._file = StandardOutput.opened() if path is None else open_appended(path, position.output_bytes)
-        has_header = table_format.kind != "jsonl" and not self._file.length
-        self._pending = [self._lines_of([[column.name for column in columns]])] if has_header else []
+        self._file, self._lines_of, self._member_of = file, lines_of, member_of
+        self._pending: list[bytes] = []
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Sequence[Any]) -> None:
         """Take rows, which are written at the next commit."""
         self._pending.append(self._lines_of(rows))
 
@@ -283,12 +283,59 @@ def open_output(
     rows are no longer there.
     """
     if table_format.in_lines:
-        return LineOutput(path, table_format, columns, position)
+        file = StandardOutput.opened() if path is None else open_appended(path, position.output_bytes)
+        lines = LineOutput(file, partial(LINES_OF[table_format.kind], columns), MEMBER_OF[table_format.compression])
+        if table_format.kind != "jsonl" and not position.output_bytes:
+            lines.write([[column.name for column in columns]])
+        return lines
     if path is None:
         raise BulkInputError(
             f"{table_format} cannot be written to standard output. Use jsonl or csv, or name a folder."
         )
     return PartFolder(path, table_format, columns, position)
+
+
+def open_lines(path: Path, position: Position) -> LineOutput:
+    """Open a file of lines, to be written as they are, at a position. Raises ``StorageError``."""
+    return LineOutput(open_appended(path, position.output_bytes))
+
+
+@define(eq=False)
+class ResultFiles(Sink[Row, Result]):
+    """Writes results to an output, and those of failed rows to a file of errors, if there is one."""
+
+    output: OutputTable
+    errors: AppendedFile | None
+    divide: Callable[[Sequence[Row], Sequence[Result]], tuple[Sequence[Any], Sequence[bytes]]]
+    """Returns the rows for the output, and the lines for the file of errors."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        open_output: Callable[[Position], OutputTable],
+        errors: Path | None,
+        divide: Callable[[Sequence[Row], Sequence[Result]], tuple[Sequence[Any], Sequence[bytes]]],
+        position: Position,
+    ) -> Iterator["ResultFiles[Row, Result]"]:
+        """Open the files at a position, at which they are cut off, for the block. Raises ``StorageError``."""
+        with (
+            closing(open_output(position)) as output,
+            nullcontext() if errors is None else closing(open_appended(errors, position.error_bytes)) as of_errors,
+        ):
+            yield cls(output, of_errors, divide)
+
+    def write(self, rows: Sequence[Row], results: Sequence[Result]) -> None:
+        """Write the results of a window. Raises as ``divide``."""
+        written, errors = self.divide(rows, results)
+        self.output.write(written)
+        if self.errors is not None:
+            self.errors.append(b"".join(errors))
+
+    def commit(self, position: Position) -> Position:
+        """Make the results durable; return the position with the sizes of the files."""
+        position = self.output.commit(position)
+        return evolve(position, error_bytes=0 if self.errors is None else self.errors.sync())
 
 
 def check_finished(path: Path, table_format: Format, position: Position) -> None:

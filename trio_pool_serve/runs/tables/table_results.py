@@ -1,16 +1,13 @@
-"""The results of a table's rows, and how they are written: to the output, or to the file of errors."""
+"""The results of a table's rows, divided among the output and the file of errors."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from attrs import define, evolve
 
 from trio_pool_serve.errors import BulkRowError
-from trio_pool_serve.runs.run import OnError, Position, Sink
+from trio_pool_serve.runs.run import OnError
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_table import OutputTable
-from trio_pool_serve.storage.durable_files import AppendedFile
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -25,34 +22,21 @@ class RowResult(msgspec.Struct, frozen=True):
         return bool(self.error)
 
 
-@define(eq=False)
-class TableFiles(Sink[InputRow, RowResult]):
-    """Writes results to a table, and failed rows to a file of errors, if there is one."""
+def divided(
+    on_error: OnError, nulls: tuple[None, ...], rows: Sequence[InputRow], results: Sequence[RowResult]
+) -> tuple[list[tuple[object, ...]], list[bytes]]:
+    """Return the rows of the output, and the lines for the file of errors, as ``on_error`` decides.
 
-    output: OutputTable
-    errors: AppendedFile | None
-    on_error: OnError
-    nulls: tuple[None, ...]
-    """The values of a row that has failed, after its id."""
-
-    def write(self, rows: Sequence[InputRow], results: Sequence[RowResult]) -> None:
-        """Write the results of a window. Raises ``BulkRowError`` for a failed row if ``on_error`` is ``fail``."""
-        written: list[tuple[object, ...]] = []
-        errors: list[bytes] = []
-        for row, result in zip(rows, results, strict=True):
-            if not result.error:
-                written.append((row.id, *result.values))
-                continue
-            if self.on_error == "fail":
-                raise BulkRowError(f"{row.place}, id {row.id!r}: {result.error}")
-            if self.on_error == "null":
-                written.append((row.id, *self.nulls))
+    ``nulls`` are the values of a failed row, after its id. Raises ``BulkRowError`` for a failed row if ``on_error`` is
+    ``fail``.
+    """
+    written: list[tuple[object, ...]] = []
+    errors: list[bytes] = []
+    for row, result in zip(rows, results, strict=True):
+        if result.error and on_error == "fail":
+            raise BulkRowError(f"{row.place}, id {row.id!r}: {result.error}")
+        if result.error:
             errors.append(msgspec.json.encode({"line": row.place, "id": row.id, "reason": result.error}) + b"\n")
-        self.output.write(written)
-        if self.errors is not None and errors:
-            self.errors.append(b"".join(errors))
-
-    def commit(self, position: Position) -> Position:
-        """Make the rows durable; return the position with the sizes of the files."""
-        position = self.output.commit(position)
-        return evolve(position, error_bytes=0 if self.errors is None else self.errors.sync())
+        if not result.error or on_error == "null":
+            written.append((row.id, *(nulls if result.error else result.values)))
+    return written, errors
