@@ -1,4 +1,4 @@
-"""Files that a run finds at its output: an earlier run's, or others."""
+"""Files that exist at the output of a run: an earlier run's, or others."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def check_output(
 
     In a folder only the parts are removed. Raises ``BulkInputError`` before anything is removed if the run would write
     to one of the ``inputs``, if a folder has other files, and for a folder in place of a file; ``StorageInUseError``
-    rather than removing the output of a run that is not over. Blocking.
+    rather than removing the output of a run that has not ended. Blocking.
     """
     if not path.parent.is_dir():
         raise BulkInputError(f"The folder {path.parent} of the output does not exist.")
@@ -34,7 +34,7 @@ def check_output(
         if found.is_dir() and not (in_parts and found == path):
             raise BulkInputError(f"{found} is a folder, but this run writes a file there. Name a file as the output.")
     if overwrite:
-        _is_of_a_run(journal)  # raises if that is not over
+        _is_of_a_run(journal)  # raises if the run has not ended
         parts = _parts(path)
         foreign = foreign_files(path, parts) if path.is_dir() else []
         if foreign:
@@ -84,9 +84,9 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _is_of_a_run(journal: Path) -> bool:
-    """Return whether a journal has something about a run; a damaged one counts, to be reported when it is opened.
+    """Return whether a journal is of a run; a damaged one counts, and is reported when it is opened.
 
-    One that was copied without its write-ahead log may be empty. Raises ``StorageInUseError`` while a run is not over.
+    A journal that was copied without its write-ahead log may be empty. Raises ``StorageInUseError`` during a run.
     """
     if not journal.exists():
         return False

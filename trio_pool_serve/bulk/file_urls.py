@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from httpx import AsyncClient
 
 PAUSES_S = (1.0, 2.0, 5.0, 10.0)
-"""Before another attempt; with the first one there are five, as in vLLM."""
+"""Pauses before further attempts; with the first one there are five attempts, as in vLLM."""
 
 READ_TIMEOUT_S = 1000.0
-"""After an upload, a store may be busy for a while with what it received."""
+"""After an upload, a store may need a while to process the file."""
 
 PART_BYTES = 2**20
 
@@ -44,7 +44,7 @@ def without_secrets(url: str) -> str:
 
 
 def digest_of_url(url: str) -> str:
-    """Return twelve letters and digits for a URL, the same whatever its secrets are."""
+    """Return twelve letters and digits for a URL; its secrets do not change them."""
     return sha256(without_secrets(url).encode()).hexdigest()[:12]
 
 

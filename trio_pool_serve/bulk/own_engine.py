@@ -44,7 +44,7 @@ class OwnEngine(TableComputer):
     text: TextOptions
     columns: Sequence[OutputColumn]
     location: str
-    """Where the model is, as the options have it."""
+    """The folder of the model or its id on the hub, as in the options."""
     _identity: dict[str, str] | None = field(init=False, default=None)
     _context: RequestContext = field(
         init=False, factory=lambda: RequestContext(client=Client("bulk", is_background=True))
@@ -64,7 +64,7 @@ class OwnEngine(TableComputer):
         return await compute_parts(len(jobs), compute)
 
     async def identity(self) -> dict[str, str]:
-        """Return what a journal keeps of the model, which is computed once. Cancellation: at once."""
+        """Return the properties of the model that a journal keeps; they are computed once. Cancellation: at once."""
         if self._identity is None:
             self._identity = await identity_of(self.service, self.location, await self.digest_of_sample())
         return self._identity
@@ -113,7 +113,7 @@ class OwnEngine(TableComputer):
 
 
 def _exact(result: RowResult) -> list[Any]:
-    """Return all of a result, arrays as their bytes."""
+    """Return the error and the values of a result, arrays as their bytes."""
     values = [part for value in result.values for part in (value if isinstance(value, tuple) else (value,))]
     return [
         result.error,
@@ -122,7 +122,7 @@ def _exact(result: RowResult) -> list[Any]:
 
 
 def open_own_service(location: str, options: OwnModelOptions) -> AbstractAsyncContextManager[Service]:
-    """Load a model as a command's options say, and run its engine for as long as the block lasts.
+    """Load a model with a command's options, and run its engine for as long as the block lasts.
 
     Raises and is cancelled as ``open_service``.
     """
@@ -132,9 +132,9 @@ def open_own_service(location: str, options: OwnModelOptions) -> AbstractAsyncCo
 
 
 async def identity_of(service: Service, location: str, sample: str) -> dict[str, str]:
-    """Return what a journal keeps of the model, with a digest of the outputs for a sample.
+    """Return the properties of a model that a journal keeps; ``sample`` is a digest of its outputs for a sample.
 
-    Cancellation: as soon as the model's files have been read.
+    Cancellation: once the model's files have been read.
     """
     model = service.model()
     digest = await service.offload.run("files", partial(digest_of, model.folder.path, service.config.loading))

@@ -24,7 +24,7 @@ from trio_pool_serve.runs.tables.table_results import RowResult
 ROWS_PER_REQUEST = 64
 
 ATTEMPTS = 8
-"""Of one request, with pauses between them that double from ``FIRST_PAUSE_S``, or that the server asks for."""
+"""Attempts to send one request. The pauses between them double from ``FIRST_PAUSE_S``, or the server sets them."""
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0
@@ -36,7 +36,7 @@ MAX_ERROR = 500
 
 
 class RefusedRowsError(PoolServeError):
-    """The server rejects a request because of its content: one of its rows, or all."""
+    """The server rejects a request because of one of its rows, or because of all."""
 
 
 @define(eq=False)
@@ -47,20 +47,20 @@ class RemoteServer(TableComputer):
     task: TaskOptions
     text: TextOptions
     name: str
-    """Of the model."""
+    """The name of the model."""
     limiter: trio.CapacityLimiter
-    """Of requests at a time."""
+    """Limits the requests at a time."""
     columns: Sequence[OutputColumn] = field(init=False, default=())
     length: int | None = field(init=False, default=None)
-    """Of the vectors that are written, once it is known."""
+    """The length of the vectors that are written, once it is known."""
 
     @property
     def url(self) -> str:
-        """Where the server is, without secrets."""
+        """The URL of the server, without secrets."""
         return without_secrets(str(self.client.base_url))
 
     async def identity(self) -> dict[str, str]:
-        """Return which model of which server computes."""
+        """Return the server and its model."""
         return {"--url": self.url, "the server's model": self.name}
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
@@ -72,7 +72,7 @@ class RemoteServer(TableComputer):
     async def request(self, rows: Sequence[Values]) -> tuple[list[Values], int]:
         """Return the values of rows, and their tokens.
 
-        Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` for what sending again cannot mend.
+        Raises ``RefusedRowsError``, ``UnavailableError``, and ``BulkInputError`` if the run cannot continue.
         """
         record = self.task.record
         fields = {
@@ -119,7 +119,7 @@ class RemoteServer(TableComputer):
         return self.task.written(values)
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the response, after as many attempts as it takes. Cancellation: at once."""
+        """Return the response to a request, which is sent up to ``ATTEMPTS`` times. Cancellation: at once."""
         content = msgspec.json.encode(body)
         pause_s, reason = FIRST_PAUSE_S, ""
         for attempt in range(ATTEMPTS):
@@ -179,7 +179,7 @@ def decoded(response: httpx.Response, path: str) -> dict[str, Any]:
 
 
 def check_redirect(response: httpx.Response, path: str) -> None:
-    """Raise ``BulkInputError`` for a redirect: it is about the server's address, and not about what was sent."""
+    """Raise ``BulkInputError`` for a redirect: the server's address is wrong, not the rows."""
     if 300 <= response.status_code < 400:
         target = response.next_request
         where = f" to {without_secrets(str(target.url))}" if target is not None else ""
@@ -189,7 +189,7 @@ def check_redirect(response: httpx.Response, path: str) -> None:
 
 
 def message_of(response: httpx.Response) -> str:
-    """Return the message in an error's body, or some of the body."""
+    """Return the message in an error's body, or the beginning of the body."""
     try:
         found: Any = msgspec.json.decode(response.content)
     except msgspec.MsgspecError:
@@ -200,7 +200,7 @@ def message_of(response: httpx.Response) -> str:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    """Return for how many seconds the server asks to wait; 0 if it does not say, or names a date."""
+    """Return the seconds to wait that the server asks for; 0 without a number of seconds in its response."""
     retry_after = response.headers.get("retry-after", "")
     return float(retry_after) if re.fullmatch(r"\d+(\.\d+)?", retry_after) else 0.0
 

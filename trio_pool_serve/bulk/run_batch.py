@@ -1,4 +1,4 @@
-"""What ``run-batch`` does, from its options to the exit status."""
+"""The command ``run-batch``, from its options to the exit status."""
 
 from contextlib import AsyncExitStack
 from functools import partial
@@ -42,7 +42,7 @@ JSONL = Format("jsonl")
 async def run_batch(options: BatchOptions, own: BatchModelOptions) -> int:
     """Run a file of requests; return the exit status: 0, 1 for errors, 3 if lines failed, 130 if stopped.
 
-    Cancellation: at once; what was committed stays.
+    Cancellation: at once; committed lines stay.
     """
     return await exit_status(lambda console: _run(console, options, own))
 
@@ -98,7 +98,7 @@ async def _run(console: Console, options: BatchOptions, own: BatchModelOptions) 
 
 
 def _check_files(options: BatchOptions) -> None:
-    """Refuse files that cannot be the input or the output; remove what is to be overwritten. Blocking."""
+    """Refuse files that cannot be the input or the output; with ``--overwrite``, remove an earlier output. Blocking."""
     check_path_or_url(options.input_file)
     check_path_or_url(options.output_file)
     inputs, copies = ((), (options.input,)) if is_url(options.input_file) else ((options.input,), ())
@@ -134,7 +134,7 @@ def _error_of(responder: LineResponder, line: Line) -> BatchError | None:
 
 
 async def _finish(options: BatchOptions, offload: Offload, journal: Journal, position: Position) -> None:
-    """Upload the output if it has a URL, and commit that everything is done.
+    """Upload the output if it has a URL, and commit the last position.
 
     Raises ``TransferError`` and ``StorageError``. Cancellation: at once; the same command uploads it again.
     """

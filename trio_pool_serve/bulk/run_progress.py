@@ -17,7 +17,7 @@ LINE_EVERY_S = 10.0
 class RunProgress:
     """Shows rows and tokens, their rates, the time left and failures, on standard error.
 
-    ``total`` is the number of rows if it is known; ``before`` is what an earlier run has done.
+    ``total`` is the number of rows if it is known; ``before`` is the position of an earlier run.
     """
 
     title: str
@@ -73,7 +73,7 @@ def showing(title: str, total: int | None, before: Position, console: Console) -
 
 @contextmanager
 def scanning(console: Console, n_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that shows how much of an input has been read, on a terminal and if that takes long."""
+    """Yield a function that shows how much of a large input has been read, if the console is a terminal."""
     columns = (TextColumn("reading the input"), BarColumn(), TimeRemainingColumn())
     is_shown = console.is_terminal and (n_bytes or 0) >= 2**28
     with Progress(*columns, console=console, disable=not is_shown) as bar:

@@ -48,7 +48,7 @@ async def run_command(
 ) -> int:
     """Compute ``source`` into ``target``; return the exit status: 0, 1 for errors, 3 if rows failed, 130 if stopped.
 
-    Cancellation: at once; what was committed stays.
+    Cancellation: at once; committed rows stay.
     """
     opened = partial(_computer, task, run, text, own)
     return await exit_status(lambda console: run_table(source, target, task, run, text, opened, console, stop_signals))
@@ -115,11 +115,11 @@ async def run_table(
     console: Console,
     stopping: Callable[[], AbstractAsyncContextManager[trio.Event]],
 ) -> Position:
-    """Compute what is left of a run, whose journal is beside ``target``; return the position it has come to.
+    """Compute the rest of a run, whose journal is beside ``target``; return its last position.
 
     The event of ``stopping()``, which is called once the input is open, ends the run early. Raises ``BulkRowError`` for
-    a row that fails, unless ``run`` says otherwise, ``PoolServeError`` and ``OSError``, perhaps in groups.
-    Cancellation: at once; what was committed stays.
+    a row that fails if ``--on-error`` is ``fail``, ``PoolServeError`` and ``OSError``, perhaps in groups.
+    Cancellation: at once; committed rows stay.
     """
     offload = Offload()
     path = None if target == "-" else Path(target)

@@ -23,7 +23,7 @@ async def compute_parts(
 ) -> WindowResult[RowResult]:
     """Return the results of consecutive parts, computed at the same time, as one.
 
-    Raises what ``compute(index)`` raises. Cancellation: as its own.
+    Raises and is cancelled as ``compute``, which takes the index of a part.
     """
     results = [WindowResult[RowResult]([])] * count
 
@@ -45,7 +45,7 @@ async def compute_halving(
     """Compute rows; if that fails with one of the ``faults``, both halves, down to the row at fault.
 
     ``compute`` returns the output's values for rows with these input values, and the number of tokens computed.
-    Raises ``UnavailableError``, and what ``compute`` raises besides ``faults``. Cancellation: as its own.
+    Raises ``UnavailableError``, and the errors of ``compute`` other than ``faults``. Cancellation: as ``compute``.
     """
     try:
         values, tokens = await compute([row.values for row in rows])

@@ -63,7 +63,7 @@ def _vector(embedding: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _scored(items: list[dict[str, Any]], name: str) -> tuple[Any, Any]:
-    """Return the indices of items, and their numbers of that name."""
+    """Return the indices of items, and the numbers in their field ``name``."""
     indices = np.array([item["index"] for item in items], np.int32)
     return indices, np.array([item[name] for item in items], np.float32)
 

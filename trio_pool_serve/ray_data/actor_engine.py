@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class EngineOptions(TypedDict, total=False):
-    """Options that all classes have; names and defaults are those of the bulk commands."""
+    """The options of all classes, with the names and defaults of the bulk commands."""
 
     prompt_name: str | None
     input_type: InputType | None
@@ -45,11 +45,11 @@ class EngineOptions(TypedDict, total=False):
 class WithEngine:
     """A model that is loaded in this process, with an event loop in a thread of its own: the base of all classes.
 
-    It ends with the last reference to this object, or with the process. Should it fail before, the next call loads the
-    model again, so that an actor does not fail all batches that come after.
+    The engine ends with the last reference to this object, or with the process. If it fails before, the next call loads
+    the model again, so that an actor does not fail all later batches.
 
-    Raises ``ModelLoadError``, ``InvalidRequestError`` for what the model cannot do with these options, ``TypeError``
-    for an option that there is not and ``ValueError`` for one with a wrong value.
+    Raises ``ModelLoadError``, ``InvalidRequestError`` if the model cannot compute with these options, ``TypeError`` for
+    an unknown option and ``ValueError`` for a wrong value.
     """
 
     def __init__(self, model: str, options: EngineOptions, **task: Any) -> None:
@@ -69,9 +69,9 @@ class WithEngine:
         self._loop = self._start()
 
     def _call(self, use: Callable[[OwnEngine], Awaitable[R]]) -> R:
-        """Return what ``await use(engine)`` returns; blocks. May be called from several threads.
+        """Return the result of ``await use(engine)``; blocks. May be called from several threads.
 
-        Raises what it raises, and ``EngineDeadError`` if the engine fails meanwhile.
+        Raises the errors of ``use``, and ``EngineDeadError`` if the engine fails meanwhile.
         """
         with self._lock:
             if self._loop.has_ended:
@@ -112,7 +112,7 @@ def _fields_of(options_class: type[attrs.AttrsInstance], options: Mapping[str, A
 
 @asynccontextmanager
 async def _open(model: str, own: OwnModelOptions, task: TaskOptions, text: TextOptions) -> AsyncIterator[OwnEngine]:
-    """Open the engine, and have it compute a row: options that fail each row are better refused at once."""
+    """Open the engine, and compute an example: options with which each row fails are refused at once."""
     async with open_own_engine(model, own, task, text) as engine:
         (result,) = (await engine.compute([InputRow(0, "", 0, task.record.example)])).rows
         if result.error:

@@ -17,7 +17,7 @@ def as_table(batch: Any) -> pa.Table:
     """Return a batch in any of Ray's formats as the table that Ray itself would make of it; no copy of one in Arrow."""
     if isinstance(batch, pa.Table):
         return batch
-    from ray.data.block import BlockAccessor  # imported here: who has such batches has ray
+    from ray.data.block import BlockAccessor  # imported here: with such batches, ray is installed
 
     return BlockAccessor.for_block(BlockAccessor.batch_to_block(batch)).to_arrow()
 
@@ -39,13 +39,13 @@ def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:
 
 
 def result_columns(columns: Sequence[OutputColumn], prefix: str) -> list[OutputColumn]:
-    """Return the columns that are added to a batch: those of the results and ``error``."""
+    """Return the columns that are added to a batch: the columns of the results, and ``error``."""
     named = [evolve(column, name=f"{prefix}{column.name}") for column in columns]
     return [*named, OutputColumn(f"{prefix}error", "string")]
 
 
 def with_results(table: pa.Table, results: Sequence[RowResult], columns: Sequence[OutputColumn]) -> pa.Table:
-    """Return the table with ``columns``: of a row that failed only the last one, its error, is not null."""
+    """Return the table with ``columns``: in a failed row, only the last one is not null, the error."""
     nulls = (None,) * (len(columns) - 1)
     rows = [(*nulls, result.error) if result.error else (*result.values, None) for result in results]
     added = BatchBuilder(columns).batch(rows)

@@ -4,7 +4,7 @@ A row that fails, because it is null, not a string, too long or cannot be comput
 ``error`` and null in the others that are added; the other rows of the batch are computed all the same. ``prefix`` comes
 before the names of all columns that are added. Further options are ``EngineOptions``.
 
-The constructors load the model. They raise ``ModelLoadError``, ``InvalidRequestError`` for what the model cannot do,
+The constructors load the model. They raise ``ModelLoadError``, ``InvalidRequestError`` if the model cannot do the task,
 and ``ValueError`` or ``TypeError`` for wrong options. A call takes a batch in any of Ray's formats and returns a
 ``pyarrow.Table`` with its columns and rows, in its order. It raises ``BulkInputError`` for a missing column or one that
 is there already, ``EngineDeadError`` if the engine fails, and ``UnavailableError`` if none is ready for two minutes.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchTask(WithEngine):
-    """What the classes for batches have in common."""
+    """The base of the classes for batches."""
 
     def __init__(self, model: str, prefix: str, options: EngineOptions, **task: Any) -> None:
         super().__init__(model, options, **task)
@@ -90,7 +90,7 @@ class Sparse(BatchTask):
 
 
 class Classify(BatchTask):
-    """Adds ``label``, its probability as ``score`` (float32), and ``probabilities``, those of all labels (float32)."""
+    """Adds ``label``, its probability as ``score`` (float32), and the ``probabilities`` of all labels (float32)."""
 
     def __init__(self, model: str, column: str = "text", *, prefix: str = "", **options: Unpack[EngineOptions]) -> None:
         super().__init__(model, prefix, options, task="classify", columns=(column,))

@@ -26,7 +26,7 @@ from trio_pool_serve.runs.run import OnError, Position
 from trio_pool_serve.runs.tables.arrow_rows import check_value, objects_of
 
 IN_USE_PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
-"""For an actor that Ray has given up, or whose driver was killed: it may still run for some seconds."""
+"""Pauses for another actor, which may run for some seconds after Ray has given it up or its driver was killed."""
 
 ADDED = {"rows": pa.int64(), "failed": pa.int64(), "tokens": pa.int64(), "error": pa.string()}
 
@@ -35,14 +35,14 @@ class BulkRuns(WithEngine):
     """Computes a file of texts into one of results for each row, as the bulk command of that name does.
 
     A row has strings: ``source`` and ``target``, which are the command's arguments, and in a column ``shard``, if there
-    is one, its ``--shard``, such as ``3/16``. Use it with ``batch_size=1``. The journal beside ``target`` has how far a
-    run has come: a killed run resumes after its last commit when the row is computed again, by another actor,
+    is one, its ``--shard``, such as ``3/16``. Use it with ``batch_size=1``. The journal beside ``target`` has the
+    position of a run: a killed run resumes after its last commit when the row is computed again, by another actor,
     by another job or by the command, and one that is complete is not computed again. So no row of a source is missing
     in the target, and none is twice in it.
 
-    Adds ``rows``, ``failed`` and ``tokens`` (int64), the totals of the target, and ``error``, why the run could
-    not be completed; the three are null then. ``columns`` are by default ``text``, or ``query`` and ``document`` or
-    ``documents``. ``on_error`` is for rows of a source: written with null, left out, or the run's end.
+    Adds ``rows``, ``failed`` and ``tokens`` (int64), the totals of the target, and ``error``, the reason if the run
+    could not be completed; then the other three are null. ``columns`` are by default ``text``, or ``query`` and
+    ``document`` or ``documents``. ``on_error`` is for rows of a source: written with null, left out, or the run's end.
 
     Raises as ``Embed`` does.
     """
@@ -73,7 +73,7 @@ class BulkRuns(WithEngine):
         super().__init__(model, options, task=command, columns=columns, dimensions=dimensions, dtype=dtype, top_n=top_n)
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with what its runs have come to. Blocks until they are complete, one after the other."""
+        """Return the batch with the results of its runs. Blocks until they are complete, one after the other."""
         table = as_table(batch)
         check_columns(table, ("source", "target"), tuple(ADDED))
         wanted = [name for name in ("source", "target", "shard") if name in table.column_names]

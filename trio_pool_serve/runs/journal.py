@@ -1,4 +1,4 @@
-"""The journal of a run: what it computes from what, and how much of that is committed."""
+"""The journal of a run: its inputs and settings, and its committed position."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -20,14 +20,14 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value BLOB NOT 
 
 @frozen(kw_only=True)
 class Identity:
-    """What the bytes of an output depend on: a run is resumed only if all of it is the same."""
+    """The properties on which the bytes of an output depend: a run is resumed only if all of them are the same."""
 
     input: Fingerprint
     arguments: dict[str, str | int | bool | None]
     model: dict[str, str]
 
     def changes(self, now: "Identity", *, nothing_failed: bool = False) -> str:
-        """Return what differs, as sentences; "" for nothing.
+        """Return the differences as sentences, or "".
 
         If nothing has failed so far, ``--on-error`` may differ.
         """

@@ -33,7 +33,7 @@ MAX_DEATHS = 2
 """If the engine process dies this often during a window, its rows are computed one by one, to find the one at fault."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""For closing files, which is short once no thread reads or writes them."""
+"""Time limit for closing files, which is short once no thread reads or writes them."""
 
 OnError: TypeAlias = Literal["fail", "null", "skip"]
 """The policy for a row that cannot be computed: end the run, write it without a result, or leave it out."""
@@ -52,7 +52,7 @@ class Written(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it counts as failed."""
+        """Whether the row counts as failed."""
 
 
 Row = TypeVar("Row", bound=Readable)
@@ -61,7 +61,7 @@ Result = TypeVar("Result", bound=Written)
 
 @frozen
 class Position:
-    """How far a run has come: everything before it is on disk, nothing after it counts.
+    """The progress of a run: all rows before the position are on disk, and rows after it do not count.
 
     The next window begins with the row number ``line`` (from 0), in a file of requests at byte ``offset``. The output
     has ``output_bytes``, in ``parts`` files if it is a folder, and the file of errors ``error_bytes``. ``is_finished``
@@ -119,7 +119,7 @@ class Computer(ABC, Generic[Row, Result]):
 
         With a model of this process, the same rows give the same bytes.
         Raises ``UnavailableError`` if nothing can be computed now, and ``PoolServeError`` if the run cannot continue; a
-        row that cannot be computed has a result that says so. Cancellation: at once.
+        row that cannot be computed has a result with an error. Cancellation: at once.
         """
 
     @abstractmethod
@@ -152,11 +152,11 @@ def ignore(_: object) -> None:
 
 @define(eq=False, kw_only=True)
 class Run(Generic[Row, Result]):
-    """Computes what is left of a run.
+    """Computes the rest of a run.
 
     Windows are read, computed and written by at most ``WINDOWS_AT_ONCE`` at a time. After each one that commits, the
-    sink makes its files durable, and then ``commit`` the position: a run that is interrupted at any moment resumes at
-    the last one, and removes what was written after it.
+    sink makes its files durable, and then ``commit`` stores the position. A run that is interrupted at any moment
+    resumes at the last position; results after it are removed.
     """
 
     windows: Callable[[Position], Generator[Window[Row], None, None]]
@@ -176,8 +176,8 @@ class Run(Generic[Row, Result]):
     async def run(self, position: Position) -> Position:
         """Compute, write and commit windows from a position on; return the last position.
 
-        That is finished if the source has ended, and is for the caller to commit. Raises what reading, computing,
-        writing and ``commit`` raise. Cancellation: as soon as a thread that reads or writes has finished; windows that
+        It is finished if the source has ended; then the caller commits it. Raises the errors of reading, computing,
+        writing and ``commit``. Cancellation: as soon as a thread that reads or writes has finished; windows that
         are not committed do not count.
         """
         files = ExitStack()

@@ -36,7 +36,7 @@ LOCATE_S = 5.0
 """Time limit of a request that waits for an owner of the folder."""
 
 RETRY_S = 1.0
-"""Pause before another attempt to open a folder that another process owns."""
+"""Pause before the next attempt to open a folder that another process owns."""
 
 SHORT_RETRY_S = 0.05
 """The least pause between two attempts."""
@@ -47,7 +47,7 @@ Serve: TypeAlias = Callable[[trio.SocketStream], Awaitable[None]]
 
 @define(eq=False)
 class BatchApi:
-    """Opens the data folder in one process of the server, the owner, and tells the others where that listens.
+    """Opens the data folder in one process of the server, the owner, and gives the others the owner's socket.
 
     The owner is the process that has opened the database. If it ends, another process becomes the owner and resumes
     the batches. Nothing is created before the first upload. ``socket_folder`` is shared by the processes of the server.
@@ -169,7 +169,7 @@ class BatchApi:
         before, self._failure = self._failure, None
         try:
             with unwrap_exception_groups(StorageError):
-                if await self._is_served():  # whose owner may have lost the folder, and makes it again then
+                if await self._is_served():  # its owner may have lost the folder, and makes it again
                     raise StorageInUseError("another process of this server serves them")  # noqa: TRY301
                 await self.offload.run("files", self.folder.create)
                 async with open_database(self.folder.database, SCHEMA) as database:
@@ -193,7 +193,7 @@ class BatchApi:
 
     async def _own(self, database: Database) -> None:
         opened = self._batches_in(database)
-        # The owner before this process has ended.
+        # The earlier owner has ended.
         await self.offload.run("files", partial(self.folder.remove_left, self.socket))
         async with trio.open_nursery() as nursery:
             await nursery.start(opened.runner.run)

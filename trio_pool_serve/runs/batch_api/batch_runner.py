@@ -47,13 +47,13 @@ EXPIRED = BatchError("batch_expired", "This request could not be executed before
 
 @frozen(eq=False)
 class LineRoutes:
-    """The routes that lines are for: how they respond, their paths, the models behind them, and limits of owners."""
+    """The routes for lines: how they respond, their paths, their models, and the limits of owners."""
 
     respond_all: RespondAll
     paths: Collection[str]
     model_of: Callable[[str | None, frozenset[str] | None], str]
-    """Returns the name of the model that a name stands for, ``None`` being the default, among those with one of the
-    second argument's names, ``None`` for all. Raises ``NotFoundError``."""
+    """Returns the full name of a model for a name in a request, which is ``None`` for the default model. The second
+    argument lists the names of the models that may be used, ``None`` for all. Raises ``NotFoundError``."""
     usage_of: Callable[[str], KeyUsage | None]
 
 
@@ -74,9 +74,9 @@ class BatchStatistics:
 class BatchRunner:
     """Runs the batches of a store: a task for each that has not ended.
 
-    Inputs are checked one at a time. Batches are computed one at a time: those of an owner in the order of their
-    creation, and owners in turn. An owner with limits has no turn while the next window is not allowed yet. What a
-    storage error stops is tried again until it succeeds; a batch whose files were removed by someone else fails.
+    Inputs are checked one at a time. Batches are computed one at a time: an owner's batches in the order of their
+    creation, and owners in turn. An owner with limits has no turn while the next window is not allowed yet. After a
+    storage error, a batch is resumed until it succeeds; a batch whose files were removed by someone else fails.
     """
 
     store: BatchStore
@@ -87,15 +87,15 @@ class BatchRunner:
     """Returns the current routes: a restarted listener has new ones."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _scopes: dict[str, trio.CancelScope] = field(init=False, factory=dict)
-    """By batch that has not ended: the scope of its step, or of the next one. It is cancelled with the batch, and when
-    that expires, by trio's clock, which never jumps."""
+    """For each batch that has not ended, the scope of its present or next step. It is cancelled with the batch, and
+    when the batch expires, by trio's clock, which never jumps."""
     _lines: int = field(default=0, init=False)
     _checking: trio.Lock = field(init=False, factory=trio.Lock)
     _turns: ClientTurns = field(init=False, factory=partial(ClientTurns, 1, 1))
     _numbers: "count[int]" = field(init=False, factory=count)
     _saved_up: dict[str, int] = field(init=False, factory=dict)
-    """By batch, the first line of the window that its owner has saved up for: it counts once, however often it is
-    tried."""
+    """For each batch, the first line of the window for which its owner has saved up: it counts once, however often the
+    window is tried."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run all unfinished batches, and the ones that ``start`` adds. Raises ``StorageError`` before it has started.
@@ -113,7 +113,7 @@ class BatchRunner:
         """Run a batch."""
         if self._nursery is not None:
             left_s, window_s = batch.expires_at - self.store.clock(), batch.expires_at - batch.times["created_at"]
-            if not 0 < left_s <= window_s:  # no server was running, or the clock is wrong or was: nobody can tell
+            if not 0 < left_s <= window_s:  # no server was running, or the clock is or was wrong
                 left_s = window_s
             self._scopes[batch.id] = trio.CancelScope(deadline=trio.current_time() + left_s)
             self._nursery.start_soon(self._run_to_its_end, batch.id, next(self._numbers))
@@ -127,7 +127,7 @@ class BatchRunner:
 
         Raises as ``BatchStore.cancel``. Cancellation: it is stopped all the same.
         """
-        # Not cancelled: of a batch whose state has changed, the rest is not to be computed.
+        # Not cancelled: a batch in the state `cancelling` must not be computed further.
         with trio.fail_after(TRANSACTION_TIMEOUT_S, shield=True):
             batch = await self.store.cancel(owner, batch_id)
         if batch_id in self._scopes:
@@ -152,9 +152,9 @@ class BatchRunner:
             except NotFoundError:
                 break
             except ConflictError:
-                """It has been cancelled meanwhile: its next step is another one."""
+                continue  # the batch has been cancelled meanwhile: its state has another next step
             except StorageLostError as error:
-                logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message says it all)
+                logger.error("the batch %s fails: %s", batch_id, error)  # noqa: TRY400  (the message is enough)
                 await self._fail(batch_id, BatchError("file_lost", "A file of the batch was removed."))
             except (StorageError, UnavailableError, sqlite3.Error) as error:
                 logger.warning("the batch %s waits: %s", batch_id, error)
@@ -172,8 +172,9 @@ class BatchRunner:
         lines = line_windows(self.folder.file(batch.input_file_id), self.max_line_bytes, Position())
         with self._working_on(batch) as scope, closing(lines):
             async with self._checking:
-                while not await self.offload.run("files", partial(check.check_some, lines)):
-                    """The next part."""
+                has_ended = False
+                while not has_ended:
+                    has_ended = await self.offload.run("files", partial(check.check_some, lines))
         if scope.cancelled_caught:
             if trio.current_time() >= scope.deadline:
                 await self.store.advance(batch.id, "expired", is_expired=True)
@@ -188,7 +189,7 @@ class BatchRunner:
             usage = self.routes().usage_of(batch.owner)
             is_free = usage is None or self._saved_up.get(batch.id) == position.line
             cost = (0, 0) if is_free else await self.offload.run("files", partial(self._cost_of_next, batch))
-            # Outside of the turn: others are computed while an owner with limits waits.
+            # Outside of the turn: other owners' batches are computed while an owner with limits waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(client.number, number):
                 self._saved_up[batch.id] = position.line
                 ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
@@ -196,7 +197,7 @@ class BatchRunner:
                 def should_pause() -> bool:
                     if usage is not None:
                         return next(windows) > 0  # one has been saved up for
-                    # Without a commit, turns that are too short would get nowhere.
+                    # A turn has at least one commit: otherwise, short turns would not make progress.
                     is_over = self._lines > lines_before and trio.current_time() >= ends
                     return is_over and self._turns.step_back(client.number)
 
@@ -218,7 +219,7 @@ class BatchRunner:
         if window is None:
             return 0, 0
         nbytes = window.next_offset - done.offset
-        # Without tokens so far, as many as English text has.
+        # Before the first tokens, an estimate for English text.
         tokens = nbytes * done.tokens // done.offset if done.tokens else min(nbytes, WINDOW_BYTES) // 4
         return len(window.rows), tokens
 
@@ -301,7 +302,7 @@ class BatchRunner:
                 await self._end(batch, "failed", (error,))
             except StorageLostError:
                 await self.store.advance(batch_id, "failed", errors=(error,))
-        except Exception as failure:  # it is tried again when the batch goes on
+        except Exception as failure:  # the batch is resumed, and fails again
             logger.warning("the batch %s waits: %s", batch_id, failure)
             await trio.sleep(RETRY_PAUSE_S)
 

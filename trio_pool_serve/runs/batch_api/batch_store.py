@@ -58,7 +58,7 @@ CREATE INDEX IF NOT EXISTS inputs ON batches (input_file_id) WHERE NOT is_final;
 
 @frozen
 class Page:
-    """What a list asks for: at most ``limit`` entries behind the id ``after``, the newest first or the oldest."""
+    """The requested page of a list: at most ``limit`` entries after the id ``after``, the newest or the oldest first."""
 
     limit: int
     after: str | None = None
@@ -66,10 +66,10 @@ class Page:
 
 
 TRANSACTION_TIMEOUT_S = 60.0
-"""For storing or cancelling a batch, behind the transactions before it."""
+"""Time limit for storing or cancelling a batch, including earlier transactions."""
 
 MAX_UNFINISHED = 100
-"""Batches of one owner: quotas are computed from the records of all of them."""
+"""The limit of one owner's unfinished batches: quotas are computed from all of their records."""
 
 TABLES: Mapping[type, tuple[str, str]] = {
     StoredFile: ("files", "No such File object: {}"),
@@ -94,7 +94,7 @@ def transaction(
 class BatchStore:
     """The files and batches of all owners. Each owner finds only its own; others raise ``NotFoundError``.
 
-    ``max_stored_bytes`` are those of all files of one owner; 0 is any number.
+    ``max_stored_bytes`` limits the bytes of all files of one owner; 0 is no limit.
     """
 
     database: Database
@@ -123,7 +123,7 @@ class BatchStore:
     def files(
         self, connection: sqlite3.Connection, owner: str, page: Page, purpose: str | None = None
     ) -> tuple[list[StoredFile], bool]:
-        """Return a page of files, and whether there are more behind it. Raises ``NotFoundError`` for its ``after``."""
+        """Return a page of files, and whether more follow. Raises ``NotFoundError`` for its ``after``."""
         return _page(
             connection, StoredFile, page, {"owner": owner, "purpose": purpose} if purpose else {"owner": owner}
         )
@@ -190,7 +190,7 @@ class BatchStore:
 
     @transaction
     def batches(self, connection: sqlite3.Connection, owner: str, page: Page) -> tuple[list[StoredBatch], bool]:
-        """Return a page of batches, and whether there are more behind it. Raises ``NotFoundError`` for ``after``."""
+        """Return a page of batches, and whether more follow. Raises ``NotFoundError`` for ``after``."""
         return _page(connection, StoredBatch, page, {"owner": owner})
 
     @transaction
@@ -232,7 +232,7 @@ class BatchStore:
 
     @transaction
     def commit(self, connection: sqlite3.Connection, batch_id: str, position: Position) -> None:
-        """Note how far a batch has come. Raises ``QuotaExceededError`` if its results take more than the owner may."""
+        """Store the position of a batch. Raises ``QuotaExceededError`` if its results take more than the owner may."""
         batch = _find(connection, StoredBatch, None, batch_id)
         _update_batch(connection, evolve(batch, position=position))
         self._check_bytes(connection, batch.owner, 0)
@@ -321,7 +321,7 @@ def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, re
 def _page(
     connection: sqlite3.Connection, kind: type[T], page: Page, columns: Mapping[str, str]
 ) -> tuple[list[T], bool]:
-    """Return a page of the records with these values of columns, and whether there are more behind it."""
+    """Return a page of the records with these values of columns, and whether more follow."""
     table, _ = TABLES[kind]
     conditions = " AND ".join(f"{column} = ?" for column in columns)
     bound: list[object] = list(columns.values())

@@ -14,14 +14,14 @@ from trio_pool_serve.errors import StorageError
 from trio_pool_serve.storage.durable_files import AppendedFile, make_folder, open_appended, storage_errors
 
 ID = re.compile(r"file-[0-9a-f]{32}")
-"""Nothing else is ever removed from the folder: it may have been there before."""
+"""Names of files that may be removed: the folder may have been there before, with others."""
 
 SOCKET_NAME = "batches.socket"
 
 
 @frozen
 class DataFolder:
-    """The paths in it. All methods block."""
+    """The paths in the data folder. All methods block."""
 
     path: Path
 
@@ -71,7 +71,7 @@ class DataFolder:
         return open_appended(self.upload(file_id), 0)
 
     def remove_left(self, socket: Path) -> None:
-        """Remove unfinished uploads, the socket and those in the folder, of processes that have ended."""
+        """Remove unfinished uploads, ``socket``, and the sockets in the folder: their processes have ended."""
         with storage_errors(self.path):
             uploads = [upload for upload in (self.path / "uploads").iterdir() if ID.fullmatch(upload.name)]
             sockets = [left for left in (socket, *self.path.glob(f"*.{SOCKET_NAME}")) if left.is_socket()]

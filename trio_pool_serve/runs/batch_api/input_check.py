@@ -11,13 +11,13 @@ from trio_pool_serve.runs.requests.request_lines import BatchError, Line
 from trio_pool_serve.runs.run import Window
 
 MAX_LINES = 50_000
-"""As OpenAI's."""
+"""The limit of lines, which is OpenAI's."""
 
 MAX_ERRORS = 200
-"""That are listed; the check goes no further."""
+"""The limit of errors that are listed; the check ends with it."""
 
 WINDOWS_PER_CALL = 16
-"""That ``check_some`` reads: some milliseconds of work."""
+"""Windows that ``check_some`` reads: some milliseconds of work."""
 
 MAX_MESSAGE = 500
 """Characters of an error's message."""
@@ -27,8 +27,8 @@ MAX_MESSAGE = 500
 class InputCheck:
     """Checks the lines of a file, a part with each call of ``check_some``.
 
-    ``model_of`` returns the name of the model that a line's name of it stands for, ``None`` being the default, and
-    raises ``NotFoundError`` for one that may not be used.
+    ``model_of`` returns the full name of a model for the name in a line, which is ``None`` for the default model. It
+    raises ``NotFoundError`` for a model that may not be used.
     """
 
     endpoint: str
@@ -38,7 +38,7 @@ class InputCheck:
     model: str | None = field(default=None, init=False)
     errors: list[BatchError] = field(init=False, factory=list)
     _seen: set[bytes] = field(init=False, factory=set)
-    """Digests of the custom ids, which take less memory."""
+    """Digests of the custom ids: they take less memory than the ids."""
 
     def check_some(self, windows: Iterator[Window[Line]]) -> bool:
         """Check the next windows; return whether the check has ended. Blocks. Raises ``StorageError``."""

@@ -49,7 +49,7 @@ class OpenBatches:
     offload: Offload
     retention_s: float
     _uploads: set[Upload] = field(init=False, factory=set)
-    """All that have not ended; the bytes of one may be on the disk, but not in the database yet."""
+    """Uploads that have not ended; the bytes of one may be on the disk, but not in the database yet."""
     _counting: trio.Lock = field(init=False, factory=trio.Lock)
     """Held while an upload becomes a file, and while files and uploads are counted: each counts once."""
     _turns: trio.CapacityLimiter = field(
@@ -61,7 +61,7 @@ class OpenBatches:
     async def receiving(self, owner: str, announced: int = 0) -> AsyncIterator[Upload]:
         """Open an upload for the block; at its end the upload is removed unless ``complete`` has been called.
 
-        Raises ``StorageError``, and as ``reserve``. Cancellation: at once, but for what a thread has begun.
+        Raises ``StorageError``, and as ``reserve``. Cancellation: at once, or once a running thread has finished.
         """
         upload = Upload(owner)
         self._uploads.add(upload)
@@ -133,7 +133,7 @@ class OpenBatches:
     async def sweep(self) -> None:
         """Remove expired files and batches, and bytes that belong to nothing. Raises ``StorageError``.
 
-        Cancellation: at once, but for what a thread has begun.
+        Cancellation: at once, or once a running thread has finished.
         """
         await self.store.remove_expired(self.retention_s)
         # In this order: files are listed before ids are read, and a batch is stored before its files exist.

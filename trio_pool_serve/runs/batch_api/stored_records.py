@@ -57,8 +57,8 @@ class StoredFile:
 class StoredBatch:
     """A batch. ``times`` are Unix timestamps by OpenAI's names, without ``expires_at``.
 
-    ``models`` are the names of those that its API key may use, ``None`` for all. ``digest`` (SHA-256) and
-    ``input_created_at`` are those of the input. ``output_id`` and ``error_id`` are the ids that the results have once
+    ``models`` are the names of the models that its API key may use, ``None`` for all. ``digest`` (SHA-256) and
+    ``input_created_at`` describe the input. ``output_id`` and ``error_id`` are the ids that the results have once
     there are some; then they are in ``output_file_id`` and ``error_file_id``, too.
     """
 

@@ -14,7 +14,7 @@ from trio_pool_serve.types import Client
 
 @frozen
 class Submitter:
-    """Whose lines are computed, the names of the models they may use (``None``: all), and who counts tokens."""
+    """The client of lines, the names of the models they may use (``None``: all), and the counter of their tokens."""
 
     client: Client = Factory(lambda: Client(is_background=True))
     models: frozenset[str] | None = None
@@ -36,7 +36,7 @@ class LineRequest(msgspec.Struct, frozen=True):
 class LineResponse(msgspec.Struct, frozen=True):
     """A response: its status, its JSON body, and the number of tokens computed for it.
 
-    ``is_json`` is False if the route has responded with something else; then the body is the error that says so.
+    ``is_json`` is False if the response of the route is not JSON; then the body is an error about it.
     """
 
     status: int
@@ -53,8 +53,8 @@ class LineResponse(msgspec.Struct, frozen=True):
 RespondAll: TypeAlias = Callable[[Sequence[LineRequest], Submitter], Awaitable[list[LineResponse]]]
 """Returns the responses to the lines of one window, in their order.
 
-The lines of a window are computed together, and with no others: the bytes of the responses depend on the window and
-on the model, not on what else is computed. Raises ``UnavailableError`` if the server cannot compute now; all other
+The lines of a window are computed together, and with no others: the bytes of the responses depend only on the window
+and the model. Raises ``UnavailableError`` if the server cannot compute now; all other
 errors are responses. Cancellation: at once; nothing of the window stays in the queue.
 """
 
@@ -65,7 +65,7 @@ ENGINE_DIED = LineResponse(
 
 @frozen
 class FinishedLine:
-    """A line with its response, or with the error for which it has none."""
+    """A line with its response, or with the error in its place."""
 
     custom_id: str | None
     request_id: str
@@ -74,7 +74,7 @@ class FinishedLine:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has no response with status 200."""
+        """Whether the line has no response with status 200."""
         return self.response is None or self.response.status != 200
 
 
@@ -105,7 +105,7 @@ class LineComputer(Computer[Line, FinishedLine]):
         return WindowResult(finished, sum(each.response.tokens for each in finished if each.response is not None))
 
     def refused(self, row: Line) -> FinishedLine:
-        """Return a line with the error it has."""
+        """Return a line with its error."""
         return self._finished(row, error=row.error)
 
     def died(self, row: Line) -> FinishedLine:

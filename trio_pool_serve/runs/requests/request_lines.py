@@ -1,4 +1,4 @@
-"""Files of requests, one per line: what a line says, and the windows of a file."""
+"""Files of requests, one per line: the content of a line, and the windows of a file."""
 
 from collections.abc import Generator, Iterator
 from hashlib import sha256
@@ -12,28 +12,28 @@ from trio_pool_serve.runs.run import Position, Window
 from trio_pool_serve.storage.durable_files import storage_errors
 
 MAX_CUSTOM_ID = 512
-"""Characters."""
+"""The limit of a ``custom_id``, in characters."""
 
 WINDOW_LINES = 256
 
 WINDOW_BYTES = 256 * 1024
-"""A window ends with the line by which it has this many: some 60,000 tokens of English text."""
+"""A window ends with the line with which it reaches this size: some 60,000 tokens of English text."""
 
 WINDOW_VECTORS = 8192
-"""A window ends with the line by which its responses may have this many vectors, 100 MB of JSON with 1024 numbers each.
-Each string and each list may be an input. Nothing but the lines counts, so a resumed run has the same windows."""
+"""A window ends with the line with which its responses may have this many vectors: 100 MB of JSON with 1024 numbers
+each. Each string and each list may be an input. Only the lines count, so a resumed run has the same windows."""
 
 TOKEN_VECTOR_ROUTES = frozenset({"pooling", "embed_all", "invocations", ""})
 """Last parts of the paths whose responses may have a vector for each token."""
 
 BYTES_PER_TOKEN = 4
-"""As English text has."""
+"""The bytes of a token of English text."""
 
 IMAGE_VECTORS = 1024
-"""Tokens of an image that a line names by its URL, as ColPali's have."""
+"""Vectors of an image that a line names by its URL: as many as with ColPali."""
 
 SKIPPED_BYTES = 2**20
-"""Read at a time of a line that is too long."""
+"""Bytes of a line that is too long, of which each read skips this many."""
 
 BOM = b"\xef\xbb\xbf"
 

@@ -1,8 +1,8 @@
 """Rows of an input, and how they are read from JSON lines, CSV and TSV.
 
-CSV is read by the standard library. Arrow's reader would need the extra [bulk], tells no line numbers, ends the file at
-a row that is longer than its block, and takes what is an error here: text behind a closing quote, and a quote that is
-never closed, after which all lines are one value. It is no faster if the values become Python objects: on one core it
+CSV is read by the standard library. Arrow's reader would need the extra [bulk], has no line numbers, ends the file at a
+row that is longer than its block, and accepts errors: text after a closing quote, and a quote that is never closed,
+after which all lines are one value. It is no faster if the values become Python objects: on one core it
 reads 1.3 million rows/s of two columns, where ``csv.reader`` reads 1.7 million.
 """
 
@@ -21,7 +21,7 @@ DEFAULT_ID = "id"
 """The id column if none is named and there is one."""
 
 MAX_ROW_BYTES = 64 * 2**20
-"""A longer line or value is an error of its row: a missing quote must not fill the memory."""
+"""The limit of a line or value. A longer one is an error of its row: a missing quote must not fill the memory."""
 
 DECODER = msgspec.json.Decoder()
 

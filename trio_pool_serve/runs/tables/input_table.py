@@ -34,7 +34,7 @@ class FilePrint:
 
 @frozen
 class Fingerprint:
-    """All files of a table as they were scanned, and their number of rows, or None if that is not known.
+    """All files of a table as they were scanned, and their number of rows, or None if it is unknown.
 
     Standard input has no files here: it cannot be read twice. msgspec encodes and decodes fingerprints.
     """
@@ -80,7 +80,7 @@ class InputTable:
     files: tuple[InputFile, ...]
     format: Format
     _scanned: dict[str, tuple[FilePrint, int]] = field(factory=dict, init=False)
-    """By name, with their numbers of rows."""
+    """The scanned files by name, with their numbers of rows."""
     _reading: InputFile | None = field(default=None, init=False)
     _was_read: bool = field(default=False, init=False)
 
@@ -125,7 +125,7 @@ class InputTable:
         before it are read. Arrow files are in memory one record batch at a time, only the columns asked for.
 
         Raises ``BulkInputError`` for a damaged file, and for a missing column if a header or schema lists columns;
-        ``InputChangedError`` at the end of a file that has changed since its scan; ``check_read`` tells earlier.
+        ``InputChangedError`` at the end of a file that has changed since its scan; ``check_read`` raises it earlier.
         """
         number = 0
         for file in self.files:
@@ -187,7 +187,7 @@ class InputTable:
 
 @define(eq=False, slots=False)
 class HashedFile(io.RawIOBase):
-    """A file whose bytes are hashed and counted while they are read; ``progress`` is told ``done`` and the count."""
+    """A file whose bytes are hashed while they are read; ``progress`` is called with ``done`` plus the bytes so far."""
 
     file: BinaryIO
     done: int

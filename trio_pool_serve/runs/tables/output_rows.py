@@ -13,7 +13,7 @@ from attrs import frozen
 from trio_pool_serve.runs.tables.table_formats import Kind, import_extra
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
-"""Each with a value or None for each column."""
+"""Rows with a value or None for each column."""
 
 ColumnType: TypeAlias = Literal["string", "number", "numbers", "vector", "vectors", "sparse"]
 """The type of a column's values; a row without a result has None.
@@ -176,7 +176,7 @@ def _items(_: OutputColumn, value: tuple[Any, Any]) -> Any:
 
 WRITTEN: Mapping[ColumnType, Callable[[OutputColumn, Any], Any]] = {
     "string": lambda _, value: value,
-    "number": lambda _, value: np.float32(value),  # JSON has its fewest digits that tell it from other float32 numbers
+    "number": lambda _, value: np.float32(value),  # JSON gets the fewest digits that identify a float32
     "numbers": lambda _, value: np.ascontiguousarray(value, np.float32),
     "vector": lambda column, value: _shaped(value, column.dtype, (column.length,)),
     "vectors": lambda column, value: _shaped(value, column.dtype, (len(value), column.length)),

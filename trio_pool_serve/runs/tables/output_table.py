@@ -33,7 +33,7 @@ from trio_pool_serve.storage.durable_files import (
 )
 
 STANDARD_OUTPUT = Path("Standard output")
-"""In messages."""
+"""The name of standard output in messages."""
 
 GZIP_WITH_HEADER = 31
 """The value of zlib's ``wbits``. The header has no name and no time."""
@@ -42,7 +42,7 @@ PART = re.compile(r"part-(?P<number>\d{5})(?P<extension>\.parquet|\.arrow)(?P<un
 """Names of files in a folder of parts."""
 
 MAX_PARTS = 100_000
-"""With five digits, the order of names is that of rows."""
+"""The limit of parts: with five digits, the names sort in the order of the rows."""
 
 GROUP_ROWS = 1024
 GROUP_BYTES = 16 * 2**20
@@ -179,7 +179,7 @@ class PartFolder:
             foreign = foreign_files(folder, _parts_in(folder, table_format))
             if foreign and not position.parts:
                 raise BulkInputError(f"{folder} contains other files ({foreign[0]}). Name a new or an empty folder.")
-            remove_files(folder, _parts_behind(folder, table_format, position))
+            remove_files(folder, _parts_after(folder, table_format, position))
 
     def write(self, rows: Rows) -> None:
         """Write rows. Raises ``StorageError``; then only ``close`` is of use."""
@@ -245,7 +245,7 @@ def foreign_files(folder: Path, own: Container[Path]) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path not in own and path.name[0] not in "._")
 
 
-def _parts_behind(folder: Path, table_format: Format, position: Position) -> list[Path]:
+def _parts_after(folder: Path, table_format: Format, position: Position) -> list[Path]:
     """Return the parts that are not committed, complete or not.
 
     Raises ``StorageError`` if committed ones are missing, or have another size.
@@ -269,14 +269,14 @@ OutputTable: TypeAlias = LineOutput | PartFolder
 
 ``commit`` returns the position with ``output_bytes``, the length of the file or of all ``parts`` together. Their
 methods raise ``StorageError`` if the disk is full, for example. Committed rows are still there then, and the output can
-be opened again behind them.
+be opened again after them.
 """
 
 
 def open_output(
     path: Path | None, table_format: Format, columns: Sequence[OutputColumn], position: Position
 ) -> OutputTable:
-    """Open an output to continue at a position: everything behind it is removed, as are files of an earlier run.
+    """Open an output to continue at a position: later rows are removed, as are files of an earlier run.
 
     ``path`` is a file for JSONL and CSV, None for standard output, and a folder for Parquet and Arrow, with a file for
     each commit. Raises ``BulkInputError`` for a new folder with other files in it, and ``StorageError`` if committed
@@ -302,7 +302,7 @@ def open_lines(path: Path, position: Position) -> LineOutput:
 
 @define(eq=False)
 class ResultFiles(Sink[Row, Result]):
-    """Writes results to an output, and those of failed rows to a file of errors, if there is one."""
+    """Writes results to an output, and errors of failed rows to a file of errors, if there is one."""
 
     output: OutputTable
     errors: AppendedFile | None
@@ -344,9 +344,9 @@ def check_finished(path: Path, table_format: Format, position: Position) -> None
         with storage_errors(path):
             if not path.exists():
                 raise StorageLostError(f"{path} has been deleted.")
-            behind = [] if table_format.in_lines else _parts_behind(path, table_format, position)
-            if behind:
-                raise StorageLostError(f"{behind[0]} was added; the run wrote {position.parts} parts.")
+            added = [] if table_format.in_lines else _parts_after(path, table_format, position)
+            if added:
+                raise StorageLostError(f"{added[0]} was added; the run wrote {position.parts} parts.")
             size = path.stat().st_size
             if table_format.in_lines and size != position.output_bytes:
                 raise StorageLostError(f"{path} has {size} bytes, but {position.output_bytes} bytes were written.")

@@ -44,14 +44,14 @@ FORMATS = {name: Format(kind) for name, kind in KINDS.items()} | {
     for compression in COMPRESSIONS.values()
     if Format(kind).in_lines
 }
-"""By extension: ``jsonl.gz``."""
+"""The formats by file extension, such as ``jsonl.gz``."""
 
 
 def format_of(source: str | Path, given: str | None = None) -> Format:
     """Return the format ``given`` (``csv``, ``jsonl.zst``); without it, the extension decides.
 
     Without a compression in ``given``, the extension's is used: ``texts.txt.gz`` as ``jsonl`` is compressed with gzip.
-    Raises ``BulkInputError``, with the formats there are.
+    Raises ``BulkInputError``, with the known formats.
     """
     name = PurePath(source).name
     found = known_format(name if given is None else f".{given}")
@@ -83,7 +83,7 @@ def check_packages(read: Format, written: Format) -> None:
 
 
 def import_extra(module: str, purpose: str) -> Any:
-    """Import a module of pyarrow or zstandard. Raises ``BulkInputError`` that says what to install."""
+    """Import a module of pyarrow or zstandard. Raises ``BulkInputError`` with the extra to install."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -11,14 +11,15 @@ from trio_pool_serve.runs.tables.output_rows import OutputColumn
 WINDOW_ROWS = 2048
 
 WINDOW_CHARACTERS = 4 * 2**20
-"""A window ends with the row by which it has this many: the more rows, the less those of one batch differ in length."""
+"""A window ends with the row with which it reaches this number: the more rows, the less the rows of a batch differ in
+length."""
 
 TOKEN_WINDOW_CHARACTERS = 32 * 2**10
-"""The same for a vector for each token: about 8192 vectors of English text, 32 MiB with 1024 numbers each."""
+"""The same limit if each token has a vector: about 8192 vectors of English text, 32 MiB with 1024 numbers each."""
 
 
 def window_characters(columns: Sequence[OutputColumn]) -> int:
-    """Return the characters by which a window ends whose results have these columns."""
+    """Return the characters with which a window ends, if its results have these columns."""
     return TOKEN_WINDOW_CHARACTERS if any(column.type == "vectors" for column in columns) else WINDOW_CHARACTERS
 
 
