@@ -23,7 +23,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 def server_that(answer: Answer, **task: object) -> RemoteServer:
     client = httpx.AsyncClient(base_url=URL, transport=httpx.MockTransport(answer))
     options = TaskOptions(**{"task": "embed", "columns": ("text",), **task})
-    return RemoteServer(client, options, TextOptions(), "", trio.CapacityLimiter(8))
+    return RemoteServer(options, TextOptions(), (), client, "", trio.CapacityLimiter(8))
 
 
 def models() -> httpx.Response:

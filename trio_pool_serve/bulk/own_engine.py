@@ -10,7 +10,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
-from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts, parts_of
+from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts
 from trio_pool_serve.bulk.table_task import TaskOptions, Values
 from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow
@@ -20,8 +20,7 @@ from trio_pool_serve.process_setup import in_process_config, open_service
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_results import RowResult
+from trio_pool_serve.runs.tables.output_rows import RowResult
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
@@ -40,9 +39,6 @@ class OwnEngine(TableComputer):
     """Computes windows of rows in planned batches, so that the same rows give the same bytes."""
 
     service: Service
-    task: TaskOptions
-    text: TextOptions
-    columns: Sequence[OutputColumn]
     location: str
     """The folder of the model or its id on the hub, as in the options."""
     _identity: dict[str, str] | None = field(init=False, default=None)
@@ -52,7 +48,7 @@ class OwnEngine(TableComputer):
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
         """Compute rows of a window; see ``Computer``."""
-        jobs = parts_of(rows, 1 if self.task.record.is_ranking else ROWS_PER_JOB)
+        jobs = self.parts_of(rows, ROWS_PER_JOB)
         window = PlannedWindow(len(jobs))
         compute_job = self.score if self.task.record.model_task == "score" else self.pool
 
@@ -159,4 +155,4 @@ async def open_own_engine(
     async with open_own_service(location, options) as service:
         model = service.model()
         model.require(task.record.model_task)
-        yield OwnEngine(service, task, text, task.output_columns(model.engine.facts.dimensions), location)
+        yield OwnEngine(task, text, task.output_columns(model.engine.facts.dimensions), service, location)

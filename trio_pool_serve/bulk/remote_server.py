@@ -13,13 +13,12 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.bulk.bulk_options import RunOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts, parts_of
+from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts
 from trio_pool_serve.bulk.table_task import TaskOptions, Values
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_results import RowResult
+from trio_pool_serve.runs.tables.output_rows import RowResult
 
 ROWS_PER_REQUEST = 64
 
@@ -44,13 +43,10 @@ class RemoteServer(TableComputer):
     """Sends the rows of a window in requests of up to 64, at most ``--concurrency`` of them at a time."""
 
     client: httpx.AsyncClient
-    task: TaskOptions
-    text: TextOptions
     name: str
     """The name of the model."""
     limiter: trio.CapacityLimiter
     """Limits the requests at a time."""
-    columns: Sequence[OutputColumn] = field(init=False, default=())
     length: int | None = field(init=False, default=None)
     """The length of the vectors that are written, once it is known."""
 
@@ -65,7 +61,7 @@ class RemoteServer(TableComputer):
 
     async def compute(self, rows: Sequence[InputRow]) -> WindowResult[RowResult]:
         """Compute rows of a window; see ``Computer``. Their bytes depend on the server."""
-        parts = parts_of(rows, 1 if self.task.record.is_ranking else ROWS_PER_REQUEST)
+        parts = self.parts_of(rows, ROWS_PER_REQUEST)
         faults = (RefusedRowsError, InvalidRequestError)
         return await compute_parts(len(parts), lambda index: compute_halving(parts[index], self.request, faults))
 
@@ -215,6 +211,6 @@ async def open_remote_server(options: RunOptions, task: TaskOptions, text: TextO
     base_url = (options.url or "").rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency)
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=TIMEOUT_S, limits=limits) as client:
-        server = RemoteServer(client, task, text, options.model or "", trio.CapacityLimiter(options.concurrency))
+        server = RemoteServer(task, text, (), client, options.model or "", trio.CapacityLimiter(options.concurrency))
         await server.describe()
         yield server

@@ -29,10 +29,9 @@ from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
 from trio_pool_serve.runs.run import Position, Run
 from trio_pool_serve.runs.tables.input_table import open_input
-from trio_pool_serve.runs.tables.output_rows import OutputColumn
+from trio_pool_serve.runs.tables.output_rows import OutputColumn, divided
 from trio_pool_serve.runs.tables.output_table import ResultFiles, check_finished, open_output
 from trio_pool_serve.runs.tables.table_formats import Format, check_packages, format_of
-from trio_pool_serve.runs.tables.table_results import divided
 from trio_pool_serve.runs.tables.table_windows import table_windows, window_characters
 from trio_pool_serve.threads.offload import Offload
 

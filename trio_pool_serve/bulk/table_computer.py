@@ -4,18 +4,14 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from attrs import define
 
-from trio_pool_serve.bulk.table_task import Values
+from trio_pool_serve.bulk.bulk_options import TextOptions
+from trio_pool_serve.bulk.table_task import TaskOptions, Values
 from trio_pool_serve.errors import PoolServeError, UnavailableError, unwrap_exception_groups
 from trio_pool_serve.runs.run import Computer, WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_results import RowResult
-
-
-def parts_of(rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
-    """Return rows in parts of at most ``size``."""
-    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+from trio_pool_serve.runs.tables.output_rows import OutputColumn, RowResult
 
 
 async def compute_parts(
@@ -62,11 +58,19 @@ async def compute_halving(
     )
 
 
+@define(eq=False)
 class TableComputer(Computer[InputRow, RowResult]):
     """Computes rows of a table: with a model in this process, or by a server."""
 
+    task: TaskOptions
+    text: TextOptions
     columns: Sequence[OutputColumn]
     """The columns of the output for ``RowResult.values``."""
+
+    def parts_of(self, rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
+        """Return rows in parts of at most ``size``; each row of a ranking is a part."""
+        step = 1 if self.task.record.is_ranking else size
+        return [rows[begin : begin + step] for begin in range(0, len(rows), step)]
 
     @abstractmethod
     async def identity(self) -> dict[str, str]:

@@ -9,8 +9,7 @@ from attrs import evolve
 from trio_pool_serve.errors import BulkInputError
 from trio_pool_serve.runs.tables import arrow_rows
 from trio_pool_serve.runs.tables.input_rows import InputRow, Selection, listed
-from trio_pool_serve.runs.tables.output_rows import BatchBuilder, OutputColumn
-from trio_pool_serve.runs.tables.table_results import RowResult
+from trio_pool_serve.runs.tables.output_rows import BatchBuilder, OutputColumn, RowResult
 
 
 def as_table(batch: Any) -> pa.Table:

@@ -21,8 +21,7 @@ from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine
 from trio_pool_serve.ray_data.batch_tables import as_table, check_columns, result_columns, rows_of, with_results
 from trio_pool_serve.runs.run import compute_window
 from trio_pool_serve.runs.tables.input_rows import InputRow
-from trio_pool_serve.runs.tables.output_rows import OutputColumn
-from trio_pool_serve.runs.tables.table_results import RowResult
+from trio_pool_serve.runs.tables.output_rows import OutputColumn, RowResult
 from trio_pool_serve.runs.tables.table_windows import cut_windows, window_characters
 
 logger = logging.getLogger(__name__)

@@ -204,11 +204,10 @@ class Run(Generic[Row, Result]):
         while True:
             while len(computing) < WINDOWS_AT_ONCE and not has_ended and not self.should_pause():
                 window = await self.offload.run("files", partial(next, windows, None))
-                if window is None:
-                    has_ended = True
-                    break
-                computing.append(_Computing(window, before=computing[-1].is_done if computing else None))
-                nursery.start_soon(computing[-1].compute, self)
+                has_ended = window is None
+                if window is not None:
+                    computing.append(_Computing(window, before=computing[-1].is_done if computing else None))
+                    nursery.start_soon(computing[-1].compute, self)
             if not computing:
                 break
             first = computing.popleft()

@@ -108,9 +108,9 @@ class ClientTurns:
             raise
 
     def step_back(self, client: int) -> bool:
-        """Put a client at the end of the line; return whether others wait."""
-        if (queue := self._waiting.pop(client, None)) is not None:
-            self._waiting[client] = queue
+        """Put a client at the end of the line, if it waits; return whether others wait."""
+        if tasks := self._waiting.pop(client, None):
+            self._waiting[client] = tasks
         return any(other != client for other in self._waiting)
 
     def pass_on(self, client: int) -> None:
@@ -121,10 +121,8 @@ class ClientTurns:
         following = next(chain(idle, able), None)
         if following is None:
             return
-        queue = self._waiting.pop(following)
-        _, turn = queue.pop(0)
-        if queue:
-            self._waiting[following] = queue
+        _, turn = self._waiting[following].pop(0)
+        self.step_back(following)
         self._working[following] += 1
         turn.set()
 

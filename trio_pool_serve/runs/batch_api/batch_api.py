@@ -146,11 +146,9 @@ class BatchApi:
         self._hurry.set()
         with trio.move_on_at(deadline):
             await self._attempted.park()
-        if self._opened is not None:
-            return
-        if self._failure is not None and not isinstance(self._failure, StorageInUseError):
+        if self._opened is None and self._failure is not None and not isinstance(self._failure, StorageInUseError):
             raise self._failure
-        if trio.current_time() >= deadline:
+        if self._opened is None and trio.current_time() >= deadline:
             raise StorageInUseError(
                 f"{self.folder.path} is in use by another server. Set another --data-dir for each server."
             )

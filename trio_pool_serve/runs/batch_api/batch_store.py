@@ -58,7 +58,7 @@ CREATE INDEX IF NOT EXISTS inputs ON batches (input_file_id) WHERE NOT is_final;
 
 @frozen
 class Page:
-    """The requested page of a list: at most ``limit`` entries after the id ``after``, the newest or the oldest first."""
+    """The requested page of a list: at most ``limit`` entries after the id ``after``, the newest or oldest first."""
 
     limit: int
     after: str | None = None

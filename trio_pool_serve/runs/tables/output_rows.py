@@ -1,4 +1,4 @@
-"""Rows of an output: the types of its columns, and rows as lines or as record batches of Arrow."""
+"""Rows of an output: results, the types of columns, and rows as lines or as record batches of Arrow."""
 
 import csv
 import io
@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import orjson
 from attrs import frozen
 
+from trio_pool_serve.errors import BulkRowError
+from trio_pool_serve.runs.run import OnError
+from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.table_formats import Kind, import_extra
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
@@ -39,6 +43,38 @@ class OutputColumn:
     type: ColumnType
     length: int = 0
     dtype: VectorDtype = "float32"
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """The values of the output's columns for a row, after the id; or the error it failed with."""
+
+    values: tuple[Any, ...] = ()
+    error: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is an error."""
+        return bool(self.error)
+
+
+def divided(
+    on_error: OnError, nulls: tuple[None, ...], rows: Sequence[InputRow], results: Sequence[RowResult]
+) -> tuple[list[tuple[object, ...]], list[bytes]]:
+    """Return the rows of the output, and the lines for the file of errors, as ``on_error`` decides.
+
+    ``nulls`` are the values of a failed row, after its id. Raises ``BulkRowError`` for a failed row if ``on_error`` is
+    ``fail``.
+    """
+    written: list[tuple[object, ...]] = []
+    errors: list[bytes] = []
+    for row, result in zip(rows, results, strict=True):
+        if result.error and on_error == "fail":
+            raise BulkRowError(f"{row.place}, id {row.id!r}: {result.error}")
+        if result.error:
+            errors.append(msgspec.json.encode({"line": row.place, "id": row.id, "reason": result.error}) + b"\n")
+        if not result.error or on_error == "null":
+            written.append((row.id, *(nulls if result.error else result.values)))
+    return written, errors
 
 
 def size_of(row: Sequence[Any]) -> int:
@@ -121,13 +157,10 @@ class BatchBuilder:
         return self._arrow.array(values, arrow_type)
 
     def _vectors(self, column: OutputColumn, arrays: list[Any], arrow_type: Any) -> Any:
-        matrix = np.zeros((len(arrays), column.length), column.dtype)
-        for index, array in enumerate(arrays):
-            if array is not None:
-                matrix[index] = array
+        null = np.zeros(column.length, column.dtype)
+        flat = np.concatenate([null[:0], *[null if array is None else array for array in arrays]])
         nulls = self._arrow.array([array is None for array in arrays], self._arrow.bool_())
-        numbers = self._arrow.array(matrix.reshape(-1))
-        return self._arrow.FixedSizeListArray.from_arrays(numbers, type=arrow_type, mask=nulls)
+        return self._arrow.FixedSizeListArray.from_arrays(self._arrow.array(flat), type=arrow_type, mask=nulls)
 
     def _lists(self, column: OutputColumn, arrays: list[Any], arrow_type: Any) -> Any:
         found = [array for array in arrays if array is not None]
