@@ -192,14 +192,13 @@ class BatchRunner:
             # Outside of the turn: other owners' batches are computed while an owner with limits waits.
             async with (usage or UNLIMITED).saved_up(*cost), self._turns.turn(client.number, number):
                 self._saved_up[batch.id] = position.line
-                ends, windows, lines_before = trio.current_time() + TURN_S, count(), self._lines
+                ends, windows = trio.current_time() + TURN_S, count()
 
                 def should_pause() -> bool:
-                    if usage is not None:
-                        return next(windows) > 0  # one has been saved up for
-                    # A turn has at least one commit: otherwise, short turns would not make progress.
-                    is_over = self._lines > lines_before and trio.current_time() >= ends
-                    return is_over and self._turns.step_back(client.number)
+                    # A turn has at least one window, or short turns would not make progress. With limits, it has no
+                    # more: the owner has saved up for one.
+                    is_over = next(windows) > 0 and (usage is not None or trio.current_time() >= ends)
+                    return is_over and (usage is not None or self._turns.step_back(client.number))
 
                 try:
                     submitter = Submitter(client, batch.models, usage)

@@ -48,11 +48,13 @@ class Fingerprint:
         after = {file.name: file for file in other.files}
         sentences = [f"{name} was removed." for name in before if name not in after]
         sentences += [f"{name} was added." for name in after if name not in before]
-        for was, now in [(before[name], after[name]) for name in before if name in after]:
-            if was.n_bytes != now.n_bytes:
-                sentences.append(f"{now.name} has {now.n_bytes} bytes, but had {was.n_bytes}.")
-            elif was.blake2b != now.blake2b:
-                sentences.append(f"The content of {now.name} has changed.")
+        sentences += [
+            f"The content of {name} has changed."
+            if was.n_bytes == after[name].n_bytes
+            else f"{name} has {after[name].n_bytes} bytes, but had {was.n_bytes}."
+            for name, was in before.items()
+            if name in after and was.blake2b != after[name].blake2b
+        ]
         return " ".join(sentences)
 
 

@@ -227,7 +227,7 @@ class PartFolder:
 
 
 def _part_path(folder: Path, table_format: Format, part: int) -> Path:
-    return folder / f"part-{part:05d}{table_format.extension}"
+    return folder / f"part-{part:05d}.{table_format}"
 
 
 def _parts_in(folder: Path, table_format: Format) -> dict[Path, int]:
@@ -236,7 +236,7 @@ def _parts_in(folder: Path, table_format: Format) -> dict[Path, int]:
     return {
         path: MAX_PARTS if match["unfinished"] else int(match["number"])
         for path, match in found.items()
-        if match and match["extension"] == table_format.extension
+        if match and match["extension"] == f".{table_format}"
     }
 
 

@@ -26,13 +26,9 @@ class Format:
         """Whether the file is text, and its rows are lines."""
         return self.kind in {"jsonl", "csv", "tsv"}
 
-    @property
-    def extension(self) -> str:
-        """The usual end of a file's name: ``.jsonl.gz``."""
-        return f".{self.kind}" + (f".{self.compression}" if self.compression else "")
-
     def __str__(self) -> str:
-        return self.extension[1:]
+        """Return the usual extension of files: ``jsonl.gz``."""
+        return f"{self.kind}.{self.compression}" if self.compression else self.kind
 
 
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)} | {"ndjson": "jsonl", "feather": "arrow"}
