@@ -64,7 +64,7 @@ def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
 
     def make(job: ConversionJob) -> ChildConverter:
         child = ChildConverter.loaded(job)
-        processes.append(child._process.popen)
+        processes.append(child._process.process)
         return child
 
     runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, make).open()
@@ -146,12 +146,12 @@ def test_a_process_that_is_killed_is_an_error(when: str, model: Path, child: Chi
     (tmp_path / "made").mkdir()
     if when != "while it loads":
         child.load()
-    killed = Thread(target=child._process.popen.kill)
-    child._process.popen.send_signal(signal.SIGSTOP)
+    killed = Thread(target=child._process.process.kill)
+    child._process.process.send_signal(signal.SIGSTOP)
     killed.start()
     if when == "before it converts":
         killed.join()
-        child._process.popen.wait()
+        child._process.process.wait()
     with pytest.raises(ModelLoadError, match=r"The process that converts the model was ended by signal 9\."):
         child.load() if when == "while it loads" else child.convert(tmp_path / "made")
     killed.join()
@@ -187,10 +187,10 @@ from trio_pool_serve.models.loading.converter import ChildConverter
 child = ChildConverter(job_of(Path(sys.argv[1])))
 if sys.argv[3] == "converting":
     child.load()
-    print(child._process.popen.pid, flush=True)
+    print(child._process.process.pid, flush=True)
     while True:
         child.convert(Path(sys.argv[2]))
-print(child._process.popen.pid, flush=True)
+print(child._process.process.pid, flush=True)
 child.load()
 """
 

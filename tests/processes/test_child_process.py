@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 
+import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -15,6 +16,8 @@ from tests.server.programs.child import Job, Said
 from tests.server.server_process import until
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.child_process import (
+    EXIT_TIMEOUT_S,
+    BlockingChild,
     ChildEnd,
     RestartBackoff,
     keep_alive,
@@ -67,6 +70,23 @@ async def test_a_child_that_sends_an_invalid_message_is_ended_and_may_be_told_to
         assert await child.status() is None
         await _send(Drain(), child)  # its channel is closed already
         assert await child.wait() == "exited with status 7"
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(b"", Said("hello")), (GARBAGE, None)], ids=["valid", "invalid"])
+def test_a_thread_gets_the_messages_of_a_child_which_exits_with_its_channel(answer: bytes, expected: Said | None):
+    child = BlockingChild(CHILD, msgspec.msgpack.Decoder(Said))
+    child.send(Job(answer))
+    assert child.status() == expected
+    child.leave(EXIT_TIMEOUT_S)
+    assert child.end == "exited with status 7"
+    child.send(Job(answer))  # does nothing
+
+
+def test_a_thread_kills_a_child_that_does_not_exit():
+    child = BlockingChild(CHILD, msgspec.msgpack.Decoder(Said))
+    child.process.send_signal(signal.SIGSTOP)
+    child.leave(0)
+    assert child.end == "was ended by signal 9"
 
 
 async def test_a_child_that_receives_an_invalid_message_exits():

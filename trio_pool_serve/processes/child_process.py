@@ -1,15 +1,17 @@
 """Child processes: each gets its job over a socket to its parent, and exits when that socket closes.
 
-However the parent ends, by SIGKILL for example, the socket closes and no child is left behind. Children ignore SIGTERM
+However the parent ends, by SIGKILL for example, the socket closes and no child outlives it. Children ignore SIGTERM
 and SIGINT, which a terminal or systemd sends to all processes of a server at once: the parent needs them to drain.
 """
 
+import io
 import logging
 import math
 import multiprocessing
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,7 +25,7 @@ import trio
 from attrs import define, field, frozen
 
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
-from trio_pool_serve.processes.framed_stream import FramedStream, sendable
+from trio_pool_serve.processes.framed_stream import MAX_HEADER_BYTES, PREFIX, FramedStream, sendable
 from trio_pool_serve.processes.standard_error import StandardError
 
 logger = logging.getLogger(__name__)
@@ -42,13 +44,23 @@ RUN_MODULE = (
 )
 
 
-def command_of(module: str, channel: socket.socket) -> list[str]:
+OPTIONS: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
+"""A child is not in the terminal's process group: Ctrl-C would print a traceback of a child that is still starting."""
+
+
+def _command_of(module: str, channel: socket.socket) -> list[str]:
     """Return the command that runs a module with its end of the channel to this process.
 
     It imports from where this process imports, plugins included. ``python -m`` would import from the current folder
     first, which may be a model's folder with files of strangers.
     """
     return [sys.executable, "-P", "-c", RUN_MODULE, str(channel.fileno()), module, *sys.path]
+
+
+def _end_of(code: int | None) -> str:
+    if code is None:
+        return "cannot be killed now"  # it is stuck in the kernel
+    return f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
 @define
@@ -85,10 +97,12 @@ class ChildProcess(Generic[Status]):
         is killed.
         """
         for _ in range(TICKS):
+            # A tick may cut off a frame that is being received: the next one continues it, as small frames are kept
+            # until they are whole. Children send no large ones.
             with trio.move_on_after(silence_s / TICKS):
                 if (received := await self.channel.receive()) is not None:
                     return received[0]
-                break
+                break  # the channel has ended, maybe by an invalid message: the child exits, or is killed
         else:
             logger.error("process %d is killed: it has been silent for %g s", self.process.pid, silence_s)
             self.process.kill()
@@ -103,21 +117,73 @@ class ChildProcess(Generic[Status]):
     @property
     def end(self) -> str:
         """How the child has ended, as a phrase for the log."""
-        if (code := self.process.returncode) is None:
-            return "cannot be killed now"  # it is stuck in the kernel
-        return f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
+        return _end_of(self.process.returncode)
 
     async def leave(self, timeout_s: float) -> None:
         """Close the channel, and kill the child if it has not exited in time. Cancellation: it is killed."""
         try:
+            # The end of the channel tells the child to exit; without waiting, as it may not read at all.
             await trio.aclose_forcefully(self.channel.stream)
             with trio.move_on_after(timeout_s):
                 await self.process.wait()
         finally:
             if self.process.returncode is None:
                 self.process.kill()
+                # Shielded, so that the caller is not cancelled before the child's memory and devices are free. Limited,
+                # as a process that is stuck in a driver does not end.
                 with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
                     await self.process.wait()
+
+
+@define(eq=False)
+class BlockingChild(Generic[Status]):
+    """One child process for threads without an event loop; it sends messages of type ``Status``, without payloads.
+
+    Its standard output is discarded: this process's own may carry a table. Raises ``OSError`` on construction if no
+    process can start.
+    """
+
+    module: str
+    decoder: msgspec.msgpack.Decoder[Status]
+    process: "subprocess.Popen[bytes]" = field(init=False)
+    channel: socket.socket = field(init=False)
+    _received: io.BufferedReader = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.channel, theirs = socket.socketpair()
+        self._received = self.channel.makefile("rb")
+        with theirs:  # the child alone has this end, which therefore closes when it dies
+            command, passed = _command_of(self.module, theirs), [theirs.fileno()]
+            self.process = subprocess.Popen(command, pass_fds=passed, stdout=subprocess.DEVNULL, **OPTIONS)  # noqa: S603
+
+    def send(self, message: object) -> None:
+        """Send a message, unless the child has ended: ``status`` will return ``None``."""
+        header = msgspec.msgpack.encode(message)
+        with suppress(OSError):  # it has ended, or this end has been closed by ``leave``
+            self.channel.sendall(PREFIX.pack(len(header), 0) + header)
+
+    def status(self) -> Status | None:
+        """Return the child's next message, as ``ChildProcess.status``. Blocks."""
+        with suppress(ConnectionError, struct.error, msgspec.DecodeError):  # within a message, it is shorter
+            size, _ = PREFIX.unpack(self._received.read(PREFIX.size))
+            if size <= MAX_HEADER_BYTES:
+                return self.decoder.decode(self._received.read(size))
+        self.leave(EXIT_TIMEOUT_S)
+        return None
+
+    @property
+    def end(self) -> str:
+        """How the child has ended, as a phrase for the log."""
+        return _end_of(self.process.returncode)
+
+    def leave(self, timeout_s: float) -> None:
+        """Close the channel, and kill the child if it has not exited in time."""
+        self._received.close()
+        self.channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        self.process.kill()  # does nothing to a process that has ended
+        self.process.wait()
 
 
 @asynccontextmanager
@@ -143,6 +209,7 @@ async def open_child(
             await child.channel.send(job)
         yield child
     finally:
+        # Twice: once for the child to exit by itself, and once for the kernel to end it.
         with trio.CancelScope(shield=True), trio.move_on_after(2 * EXIT_TIMEOUT_S):
             await child.leave(EXIT_TIMEOUT_S)
 
@@ -154,19 +221,16 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
         with ExitStack() as opened:
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair())
-                command, passed = command_of(module, theirs), [theirs.fileno(), *fds]
-                # Not in the terminal's process group: Ctrl-C would print a traceback of a child that is still starting.
-                process = await trio.lowlevel.open_process(
-                    command, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment, process_group=0
-                )
+                command, passed = _command_of(module, theirs), [theirs.fileno(), *fds]
+                process = await trio.lowlevel.open_process(command, pass_fds=passed, env=environment, **OPTIONS)
             except (OSError, RuntimeError) as error:  # no file descriptors, processes, memory or threads
                 pause_s = backoff.next_pause_s(0.0)
                 logger.error("%s cannot be started: %s; the next attempt is in %g s", module, error, pause_s)  # noqa: TRY400
             else:
-                theirs.close()
+                theirs.close()  # the child alone has this end, which therefore closes when it dies
                 opened.pop_all()
                 return process, ours
-        await trio.sleep(pause_s)
+        await trio.sleep(pause_s)  # with nothing open: descriptors may be scarce
 
 
 @frozen
@@ -180,7 +244,7 @@ class ChildEnd:
 async def keep_alive(name: str, live: Callable[[], Awaitable[ChildEnd]]) -> NoReturn:
     """Call ``live()``, which runs one child and returns how it ended, repeatedly, with pauses between crashes.
 
-    Raises what ``live`` raises. Cancellation: at once.
+    Raises the errors of ``live``. Cancellation: at once.
     """
     backoff = RestartBackoff()
     while True:
@@ -208,7 +272,7 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
     async def set_alarm_when_cancelled() -> None:
         try:
             await trio.sleep_forever()
-        except trio.Cancelled as cancelled:
+        except trio.Cancelled as cancelled:  # from now on, the other tasks have ``UNWIND_S``
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ``__main__`` ignores it
             signal.alarm(UNWIND_S)
             if cancelled.source == "nursery":  # a task has failed
@@ -222,18 +286,18 @@ async def open_process_nursery() -> AsyncIterator[trio.Nursery]:
             nursery.start_soon(set_alarm_when_cancelled)
             yield nursery
     finally:
-        signal.alarm(0)
+        signal.alarm(0)  # all tasks have ended in time
 
 
 def leave(status: int) -> NoReturn:
     """End the process at once with this exit status, after writing its last log lines."""
     logging.shutdown()
     _wait_logged()
-    os._exit(status)
+    os._exit(status)  # Python's own exit would wait for threads, which may compute for minutes
 
 
 def _wait_logged() -> None:
-    """Wait until a thread has written what was logged, for at most a second."""
+    """Wait until a thread has written all logged lines, for at most a second."""
     if isinstance(sys.stderr, StandardError):
         sys.stderr.wait_written()
 
@@ -280,6 +344,7 @@ async def _run(main: Callable[[FramedStream[Any], Any], Awaitable[int | None]], 
     received = await channel.receive()
     try:
         with unwrap_exception_groups(ModelLoadError, EngineDeadError):
+            # ``None``: the parent has died, or given up, before it sent the job.
             return 0 if received is None else (await main(channel, received[0]) or 0)
     except (ModelLoadError, EngineDeadError) as error:
         await send_to_parent(channel, LoadFailed(sendable(str(error))))

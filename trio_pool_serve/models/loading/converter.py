@@ -1,15 +1,10 @@
 """Converting models to OpenVINO's format in another process, for threads of this one that load models."""
 
-import io
 import itertools
 import logging
 import signal
-import socket
-import struct
-import subprocess
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -19,8 +14,7 @@ from msgspec import Struct
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.child_process import command_of
-from trio_pool_serve.processes.framed_stream import PREFIX
+from trio_pool_serve.processes.child_process import BlockingChild
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 from trio_pool_serve.telemetry.start_display import report_step
 
@@ -53,7 +47,7 @@ class Convert(Struct, frozen=True, tag=True):
 
 
 class GiveUp(Struct, frozen=True, tag=True):
-    """The model is not needed any more."""
+    """Tells the process that the model is not needed any more."""
 
     number: int
 
@@ -73,9 +67,9 @@ class Step(Struct, frozen=True, tag=True):
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """The model is loaded; or its conversion is written, with the record ``model``; or ``error`` says what failed.
+    """The answer to an order: the model is loaded; or converted, with the record ``model``; or ``error`` is the reason.
 
-    ``refused``: OpenVINO cannot compute the model. ``errno`` says why the folder cannot be written; 0 for other errors.
+    ``refused``: OpenVINO cannot compute the model. ``errno``: the folder cannot be written; 0 for other errors.
     """
 
     model: ConvertedModel | None = None
@@ -98,7 +92,7 @@ class Converter(Protocol):
         """
 
     def close(self) -> None:
-        """Free its memory."""
+        """Free the memory of the model."""
 
 
 MakeConverter = Callable[[ConversionJob], Converter]
@@ -106,71 +100,24 @@ MakeConverter = Callable[[ConversionJob], Converter]
 
 
 @define(eq=False)
-class ConverterProcess:
+class ConverterProcess(BlockingChild[FromConversion]):
     """The process that converts the models of this process: one for all, as torch takes seconds and hundreds of MB.
 
     It ends when this process ends, for whatever reason, or when no model needs it any more.
     """
 
-    popen: "subprocess.Popen[bytes]" = field(init=False)
-    channel: socket.socket = field(init=False)
-    _replies: io.BufferedReader = field(init=False)
     models: set[int] = field(init=False, factory=set)
     """Numbers of the models that it has loaded or will load."""
-
-    def __attrs_post_init__(self) -> None:
-        self.channel, theirs = socket.socketpair()
-        self._replies = self.channel.makefile("rb")
-        with theirs:
-            self.popen = subprocess.Popen(  # noqa: S603
-                command_of(MODULE, theirs),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # ours may carry a table
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # the terminal's Ctrl-C would print a traceback of a process that is still starting
-            )
-
-    def send(self, message: ToConversion) -> None:
-        """Send a message. Does nothing if the process has ended; ``receive`` reports that."""
-        header = msgspec.msgpack.encode(message)
-        with _lock, suppress(ConnectionError):
-            self.channel.sendall(PREFIX.pack(len(header), 0) + header)
-
-    def receive(self) -> FromConversion:
-        """Return its next message. Raises ``ModelLoadError`` if it has ended; it gets no other model then.
-
-        A crash raises ``UnusableGraphError``.
-        """
-        with suppress(ConnectionError, struct.error):  # the end of the stream
-            size, _ = PREFIX.unpack(self._replies.read(PREFIX.size))
-            message = self._replies.read(size)
-            if len(message) == size:
-                try:
-                    return _decoder.decode(message)
-                except msgspec.DecodeError:  # the package has been upgraded since this process started
-                    self.popen.kill()
-        code = self.popen.wait()
-        with _lock, suppress(ValueError):  # another thread may have removed it
-            _running.remove(self)
-        how = f"was ended by signal {-code}" if code < 0 else f"exited with status {code}"
-        error_type = UnusableGraphError if -code in CRASHES else ModelLoadError
-        raise error_type(f"The process that converts the model {how}.")
-
-    def end(self) -> None:
-        """End it."""
-        self._replies.close()
-        self.channel.close()
-        self.popen.kill()
-        self.popen.wait()
 
 
 _turn = threading.RLock()
 """One model at a time is loaded or converted, for minutes."""
 _lock = threading.RLock()
-"""Protects ``_running`` and sending. Held for milliseconds: the event loop may close a dropped model."""
-_running: list[ConverterProcess] = []
-"""At most one."""
+"""Protects ``_latest`` and sending. Held for milliseconds: the event loop may close a dropped model."""
+_latest: list[ConverterProcess] = []
+"""The process that was started last, if there is one; it may have ended."""
 _decoder: "msgspec.msgpack.Decoder[FromConversion]" = msgspec.msgpack.Decoder(FromConversion)
+"""Made here, before there are threads: msgspec may crash if it meets a class for the first time in two at once."""
 
 
 @define(eq=False)
@@ -198,10 +145,10 @@ class ChildConverter:
         """Return the running process, or a new one; it has not loaded the model."""
         self.close()
         with _lock:
-            process = next(iter(_running), None)
-            if process is None or process.popen.poll() is not None:
-                process = ConverterProcess()
-                _running[:] = [process]
+            process = next(iter(_latest), None)
+            if process is None or process.process.poll() is not None:
+                process = ConverterProcess(MODULE, _decoder)
+                _latest[:] = [process]
             process.models.add(self._job.number)
             self._process = process
             return process
@@ -219,10 +166,8 @@ class ChildConverter:
             process.models.discard(self._job.number)
             if process.models:
                 process.send(GiveUp(self._job.number))
-                return
-            if process in _running:
-                _running.remove(process)
-            process.end()
+            else:
+                process.leave(0)
 
     def load(self) -> None:
         """Load the model. Blocks for seconds. Raises ``ModelLoadError``, also if the process dies."""
@@ -242,16 +187,21 @@ class ChildConverter:
         """Return the reply. If another model has ended the process, this one is loaded again in a new process."""
         with _turn:
             process = self._process
-            if process is None or process not in _running:
+            if process is None or process.channel.fileno() < 0:  # its end has been noticed
                 process = self._join()
                 if order is not self._job:
                     self._ask(self._job)
-            process.send(order)
-            while not isinstance(message := process.receive(), Reply):
-                if isinstance(message, Step):
-                    report_step(message.text)
-                else:
-                    logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            with _lock:
+                process.send(order)
+            while not isinstance(message := process.status(), Reply):
+                match message:
+                    case None:
+                        error_type = UnusableGraphError if -process.process.returncode in CRASHES else ModelLoadError
+                        raise error_type(f"The process that converts the model {process.end}.")
+                    case Step(text):
+                        report_step(text)
+                    case LogLine(level, name, text):
+                        logging.getLogger(name).log(level, "%s", text)
             if message.errno:
                 raise OSError(message.errno, message.error)
             if message.refused:
