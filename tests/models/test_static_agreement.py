@@ -179,7 +179,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: edit_tensors(path, mapping=np.zeros(0, int), weights=None), r"shape of mapping is \(0,\)"),
     (lambda path: edit_tensors(path, embeddings=np.ones(3)), r"shape of the table is \(3,\)"),
     (lambda path: edit_tensors(path, embeddings=None), "neither a tensor embedding.weight nor embeddings"),
-    (lambda path: edit_tensors(path, embeddings=np.ones((9, 2), bool)), "embeddings is BOOL; F64, F32"),
+    (lambda path: edit_tensors(path, embeddings=np.ones((9, 2), bool)), "embeddings is in BOOL; accepted: F64, F32"),
     (with_number("embeddings", np.nan), "embeddings contains infinities or NaN"),
     (with_number("weights", np.inf), "weights contains infinities or NaN"),
     (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 64), r"model\.safetensors cannot be read"),

@@ -25,7 +25,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.tensors import read_tensors
 from trio_pool_serve.models.folder import locate_model
 try:
-    read_tensors(locate_model(sys.argv[1]))
+    read_tensors(locate_model(sys.argv[1]) / "model.safetensors")
 except ModelLoadError as error:
     print(error)
 """
@@ -45,7 +45,7 @@ def test_half_a_download_of_safetensors_is_named(tmp_path: Path, kept_bytes: int
     said = r"model/model\.safetensors cannot be read: .* or an incomplete download\."
     refuse(path, said)
     with pytest.raises(ModelLoadError, match=said):
-        read_tensors(path)
+        read_tensors(path / "model.safetensors")
 
 
 def test_half_a_download_of_a_pickle_is_named(tmp_path: Path):

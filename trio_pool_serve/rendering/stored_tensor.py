@@ -15,7 +15,7 @@ import pickletools
 import threading
 import zipfile
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -145,36 +145,56 @@ def read_npy(buffer: FileBytes) -> StoredTensor:
 
 
 @frozen(kw_only=True)
-class _SafetensorsEntry:
+class TensorEntry:
+    """One tensor: its type in safetensors' spelling, and the first byte and the end of its numbers after the header."""
+
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
+    def fits(self, item_bytes: int) -> bool:
+        """Return whether the numbers of the shape, of that size each, are as many bytes as there are."""
+        begin, end = self.data_offsets
+        is_valid = len(self.shape) <= MAX_DIMENSIONS and min((*self.shape, begin)) >= 0
+        return is_valid and end - begin == math.prod(self.shape) * item_bytes
 
-ENTRIES = msgspec.json.Decoder(_SafetensorsEntry)
+
+ENTRIES = msgspec.json.Decoder(TensorEntry)
 """Made here, before there are threads: msgspec may crash if it meets a class for the first time in two at once."""
+
+
+def read_header(file: BinaryIO, max_bytes: int) -> tuple[dict[str, TensorEntry], int]:
+    """Return the tensors by name, and the place in the file where their numbers begin.
+
+    Raises ``ValueError`` for a header that is damaged or has more than ``max_bytes``, and ``OSError``.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, max_bytes))
+    if len(header) != length or length < 2:
+        raise ValueError(f"its header claims {length} bytes; at most {max_bytes} are read")
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        return {name: ENTRIES.decode(entry) for name, entry in entries.items()}, 8 + length
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError("its header cannot be read") from error
 
 
 def read_safetensors(buffer: FileBytes) -> StoredTensor:
     """Return the one tensor of a ``safetensors`` file. Raises ``InvalidRequestError``."""
-    length = int.from_bytes(buffer[:8].tobytes(), "little")
-    if not 2 <= length <= min(MAX_HEADER, len(buffer) - 8):
-        raise refused(f"The safetensors header claims {length} bytes; at most {MAX_HEADER} are read.")
     try:
-        header = msgspec.json.decode(buffer[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = [ENTRIES.decode(entry) for entry in header.values()]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise refused("The safetensors header cannot be read.") from error
+        entries, numbers = read_header(io.BytesIO(buffer[: MAX_HEADER + 8].tobytes()), MAX_HEADER)
+    except ValueError as error:
+        raise refused(f"The safetensors file cannot be read: {error}.") from error
     if len(entries) != 1:
         raise refused(f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.")
-    (entry,) = entries
+    (entry,) = entries.values()
     if entry.dtype not in SAFETENSORS_DTYPES:
         raise refused(f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32.")
-    dtype, (begin, end) = SAFETENSORS_DTYPES[entry.dtype], entry.data_offsets
-    if any(size < 0 for size in entry.shape) or end - begin != count_of(entry.shape) * ITEM_BYTES[dtype]:
+    dtype = SAFETENSORS_DTYPES[entry.dtype]
+    if not entry.fits(ITEM_BYTES[dtype]):
         raise refused("The safetensors header's shape and offsets contradict each other.")
-    return StoredTensor(buffer, dtype, entry.shape, 8 + length + begin)
+    return StoredTensor(buffer, dtype, entry.shape, numbers + entry.data_offsets[0])
 
 
 def _unsupported(reason: str) -> InvalidRequestError:

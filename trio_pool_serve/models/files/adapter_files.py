@@ -13,18 +13,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
 from attrs import frozen
 
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json, read_text, require_regular_files
 from trio_pool_serve.models.files.known_keys import require, require_known
+from trio_pool_serve.models.files.tensors import read_tensors
 
 Matrix: TypeAlias = npt.NDArray[np.float32]
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-MAX_WEIGHT_BYTES = 2**33
 MAX_RANK = 4096
 
 PREFIX = "base_model.model."
@@ -35,8 +33,7 @@ FACTOR = re.compile(r"(?P<module>.+)\.(?P<factor>lora_embedding_[AB]|lora_[AB](?
 SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}|([?|].*){8}")
 """Regular expressions that may take exponential time: a repeated group, or many repetitions or choices."""
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""NumPy's types by those of safetensors. NumPy has no bfloat16."""
+DTYPES = ("F32", "F16", "BF16", "F64")
 
 INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 """Of ``init_lora_weights``: all that leave the base's weights as they are."""
@@ -87,8 +84,13 @@ def read_adapter(folder: Path) -> AdapterFiles:
     require_regular_files(folder)
     place = folder / CONFIG
     config = read_adapter_config(folder)
-    content = _weight_bytes(folder)
-    updates, weights = _sorted_out(place, config, _tensors(folder / WEIGHTS, content))
+    path, pickled = folder / WEIGHTS, folder / "adapter_model.bin"
+    found = f"only {pickled.name}, which can contain code" if pickled.exists() else "no weights"
+    require(path.exists(), f"{folder} contains {found}; the weights of an adapter must be in {WEIGHTS}.")
+    stored, content = read_tensors(path, DTYPES)
+    tensors = {name.removeprefix(PREFIX): tensor.astype(np.float32) for name, tensor in stored.items()}
+    require(len(tensors) == len(stored), f"{path} contains tensors whose names differ only in {PREFIX}.")
+    updates, weights = _sorted_out(place, config, tensors)
     return AdapterFiles(
         path=folder,
         base=config.get("base_model_name_or_path") or None,
@@ -159,39 +161,6 @@ def _of_module(patterns: Mapping[str, Any] | None, module: str, default: Any) ->
     """Return the value of the first pattern that matches the module's name, or its end after a dot, as PEFT does."""
     matching = (value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", module))
     return next(matching, default)
-
-
-def _weight_bytes(folder: Path) -> bytes:
-    path, pickled = folder / WEIGHTS, folder / "adapter_model.bin"
-    found = f"only {pickled.name}, which can contain code" if pickled.exists() else "no weights"
-    require(path.exists(), f"{folder} contains {found}; the weights of an adapter must be in {WEIGHTS}.")
-    try:
-        require(path.stat().st_size <= MAX_WEIGHT_BYTES, f"{path} exceeds {MAX_WEIGHT_BYTES} bytes.")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-
-
-def _tensors(path: Path, content: bytes) -> Mapping[str, Matrix]:
-    """Return the tensors in float32, by name without ``PREFIX``."""
-    try:
-        stored = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    tensors = {name.removeprefix(PREFIX): _tensor(f"{path}: {name}", entry) for name, entry in stored}
-    require(len(tensors) == len(stored), f"{path} contains tensors whose names differ only in {PREFIX}.")
-    return tensors
-
-
-def _tensor(place: str, entry: Mapping[str, Any]) -> Matrix:
-    require(entry["dtype"] in DTYPES, f"{place} is in {entry['dtype']}; accepted: {', '.join(DTYPES)}.")
-    values = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    if entry["dtype"] == "BF16":  # the upper half of float32
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32, copy=False)
-    require(bool(np.isfinite(values).all()), f"{place} contains infinities or NaN.")
-    return values
 
 
 def _sorted_out(

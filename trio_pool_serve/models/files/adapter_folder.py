@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-import safetensors
-
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import CONFIG, WEIGHTS, read_adapter_config
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files, require_regular_files
 from trio_pool_serve.models.files.model_digest import files_of_model
+from trio_pool_serve.models.files.tensors import read_shapes
 
 ADAPTER = "adapter_to_merge"
 """The adapter's folder in a joined one. Not at its top, where transformers would apply it, with peft."""
@@ -88,9 +88,8 @@ def _joined(own: Mapping[str, Path], adapter: Path, base: FolderFiles) -> Files:
 
 def _labels_of_head(adapter: Path) -> int:
     """Return the number of labels of the classifier that an adapter has; 0 if it has none."""
-    with suppress(OSError, safetensors.SafetensorError):  # loading it says what is wrong
-        with safetensors.safe_open(adapter / WEIGHTS, framework="np") as weights:
-            shapes = [weights.get_slice(name).get_shape() for name in weights.keys() if HEAD.fullmatch(name)]  # noqa: SIM118
+    with suppress(ModelLoadError):  # loading it reports what is wrong
+        shapes = [shape for name, shape in read_shapes(adapter / WEIGHTS).items() if HEAD.fullmatch(name)]
         return int(shapes[-1][0]) if shapes and all(shapes[-1]) and shapes[-1][0] <= MAX_LABELS else 0
     return 0
 

@@ -264,7 +264,7 @@ def _require_counts(folder: Path, config: Mapping[str, Any]) -> None:
             numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) is int]
             if limit is not None and (most := max(numbers, default=0)) > limit:
                 shards = read_json(folder / f"{FILE}.index.json").get("weight_map")
-                limit = max(limit, len(shards or (read_shapes(folder) if (folder / FILE).exists() else ())))
+                limit = max(limit, len(shards or (read_shapes(folder / FILE) if (folder / FILE).exists() else ())))
                 require(most <= limit, f"{folder}: {name} is {most} in config.json; its weights allow {limit}.")
 
 

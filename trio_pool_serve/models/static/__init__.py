@@ -78,7 +78,7 @@ def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
 
 def _vocab_size(folder: Path) -> int:
     """Return the number of tokens that have a row. Raises ``ModelLoadError`` if the tensors do not fit together."""
-    shapes = read_shapes(folder)
+    shapes = read_shapes(folder / FILE)
     names = () if "embedding.weight" in shapes else ("mapping", "weights")
     per_token = {name: shapes[name] for name in names if name in shapes}
     if (table := shapes.get("embedding.weight", shapes.get("embeddings"))) is None:

@@ -18,14 +18,15 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
         raise ModelLoadError(f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.")
     if config.dtype == "int8":
         raise ModelLoadError("--dtype int8 does not apply to static embeddings.")
-    spec, place, tensors = folder.spec, folder.transformer_path / FILE, read_tensors(folder.transformer_path)
+    spec, place = folder.spec, folder.transformer_path / FILE
+    tensors, _ = read_tensors(place)
     layers: list[VectorModule] = []
     try:
         table = TokenTable.of(tensors)
         parameters, width = table.parameters, table.width
         for module in spec.modules[: -1 if spec.normalizes else None]:
             place = module.path
-            tensors = read_tensors(place) if module.name in WITH_WEIGHTS else {}
+            tensors = read_tensors(place / FILE)[0] if module.name in WITH_WEIGHTS else {}
             layer, width = vector_module(module.name, module.config, tensors, width)
             layers.append(layer)
             parameters += sum(tensor.size for tensor in tensors.values())
