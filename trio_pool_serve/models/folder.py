@@ -176,12 +176,14 @@ def _folder_of(files: FolderFiles, config: ModelConfig, states: Mapping[str, obj
     if is_replaced:  # the published code reads no other length
         files = evolve(files, module_config={"max_seq_length": files.config.get("max_position_embeddings")})
     kind, spec = recognise(files, config)
-    if (config.pooling is not None or config.normalize is not None) and not spec.pools_token_states:
-        raise ModelLoadError(
-            "--pooling and --normalize (use_activation in --pooler-config) apply only to embedding models."
-        )
-    if config.task is not None and config.task not in spec.tasks:
-        raise ModelLoadError(f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.")
+    require(
+        spec.pools_token_states or (config.pooling is None and config.normalize is None),
+        "--pooling and --normalize (use_activation in --pooler-config) apply only to embedding models.",
+    )
+    require(
+        config.task is None or config.task in spec.tasks,
+        f"--task {config.task}: this model's files support only {', '.join(sorted(spec.tasks))}.",
+    )
     wanted = (is_replaced and files.config.get("task_names")) or ()
     adapters = {} if adapter_in(files.path) else read_task_adapters(files.transformer_path, files.config, wanted)
     of_tasks = PROMPTS.get(str(files.config.get("model_type")), {}) if adapters else {}
@@ -236,10 +238,10 @@ def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config:
         name, setting = files.sentence_transformers_config.get("default_prompt_name"), "default_prompt_name"
         # sentence-transformers adds the first two, empty, and makes null an empty prompt.
         known |= {"query", "document", *(files.sentence_transformers_config.get("prompts") or ())}
-    if name and name not in known:
-        raise ModelLoadError(
-            f"{setting} is {name!r}; the prompt templates of this model are: {', '.join(sorted(known)) or 'none'}."
-        )
+    require(
+        not name or name in known,
+        f"{setting} is {name!r}; the prompt templates of this model are: {', '.join(sorted(known)) or 'none'}.",
+    )
     return name or None
 
 
@@ -251,8 +253,9 @@ def _max_model_len(files: FolderFiles, configured: int | None, spec: ModelSpec) 
     if config.get("model_type") in POSITIONS_AFTER_PADDING:
         positions -= (config.get("pad_token_id") or 0) + 1
     if configured is not None:
-        if configured > positions:
-            raise ModelLoadError(f"--max-model-len {configured} exceeds the {positions} positions of the model.")
+        require(
+            configured <= positions, f"--max-model-len {configured} exceeds the {positions} positions of the model."
+        )
         return configured
     # As in sentence-transformers, max_seq_length replaces the tokenizer's limit even if it is larger.
     text_limit = (

@@ -105,12 +105,12 @@ def read_classifier(files: FolderFiles, config: ModelConfig) -> Classifier | Non
             return None
         if task == "feature-extraction":
             return read_pooled_classifier(files, config)
-        if task != "sequence-classification" or files.modules[1:]:
-            raise ModelLoadError(
-                f"The cross-encoder's transformer does {task}, followed by {names_of(files.modules[1:])}; supported "
-                "are sequence-classification with no module, feature-extraction with Pooling and a Dense that writes "
-                "scores, and text-generation with LogitScore."
-            )
+        require(
+            task == "sequence-classification" and not files.modules[1:],
+            f"The cross-encoder's transformer does {task}, followed by {names_of(files.modules[1:])}; supported "
+            "are sequence-classification with no module, feature-extraction with Pooling and a Dense that writes "
+            "scores, and text-generation with LogitScore.",
+        )
     of_texts = bool(files.modules) or files.is_saved_from("ForSequenceClassification")
     if not of_texts and not files.is_saved_from("ForTokenClassification"):
         return None
@@ -136,11 +136,11 @@ MAX_SCORES = 2**20
 
 def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceClassifier:
     """Read a cross-encoder that pools its transformer's states; the last Dense has an output for each label."""
-    if files.router is not None or "vision_config" in files.config:
-        raise ModelLoadError(
-            f"{files.path / 'modules.json'}: a cross-encoder with a Router, or with a transformer that reads images "
-            "(vision_config in config.json), is not supported."
-        )
+    require(
+        files.router is None and "vision_config" not in files.config,
+        f"{files.path / 'modules.json'}: a cross-encoder with a Router, or with a transformer that reads images "
+        "(vision_config in config.json), is not supported.",
+    )
     require_plain_states(files)
     files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     modules = read_pooled_modules(files, writes=SCORES)
@@ -151,10 +151,10 @@ def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceC
             f"Dense with 1 to {MAX_SCORES}."
         )
     for module in modules:
-        if not module.config.get("include_prompt", True):
-            raise ModelLoadError(
-                f"{module.path / 'config.json'}: include_prompt is false; pairs of texts require true."
-            )
+        require(
+            module.config.get("include_prompt", True),
+            f"{module.path / 'config.json'}: include_prompt is false; pairs of texts require true.",
+        )
     has_names = len(files.config.get("id2label") or ()) == scores
     kind = CrossEncoder if scores == 1 else SequenceClassifier
     return kind(
@@ -173,8 +173,9 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not names:
         return tuple(f"LABEL_{index}" for index in range(config.get("num_labels", 2)))
     indices = sorted(map(int, names))
-    if indices != list(range(len(names))):
-        raise ModelLoadError(f"id2label of config.json has the indices {', '.join(map(str, indices))}.")
+    require(
+        indices == list(range(len(names))), f"id2label of config.json has the indices {', '.join(map(str, indices))}."
+    )
     return tuple(str(names[str(index)]) for index in indices)
 
 
@@ -196,8 +197,7 @@ def score_activation(files: FolderFiles, labels: int) -> str:
     )
     if not name:
         return "torch.nn.Sigmoid" if labels == 1 else "torch.nn.Identity"
-    if not name.startswith("torch.nn."):
-        raise ModelLoadError(f"The activation function {name} is not a module of torch.nn.")
+    require(name.startswith("torch.nn."), f"The activation function {name} is not a module of torch.nn.")
     return name
 
 

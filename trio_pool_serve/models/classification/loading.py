@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import Classifier, TokenClassifier
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooled
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -64,8 +64,10 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
             heads={TokenClassify: TokenClassificationHead(identity, functions)},
             description=_description(folder, "for each token"),
         )
-    if folder.model_type in NEEDS_LEFT_PADDING:
-        raise ModelLoadError(f"{folder.model_type}'s classifier needs padding on the left, which is not supported.")
+    require(
+        folder.model_type not in NEEDS_LEFT_PADDING,
+        f"{folder.model_type}'s classifier needs padding on the left, which is not supported.",
+    )
     model, functions = _load(folder, params, "AutoModelForSequenceClassification")
     state = DECODER_STATES[folder.spec.pooled]
     modules = dict(model.named_modules())
@@ -102,10 +104,10 @@ def _load(folder: ModelFolder[Classifier], params: LoadingParams, auto_class: st
     spec = folder.spec
     functions = activation_functions(spec.activations)
     model: Any = load_checkpoint(folder, params, auto_class=auto_class, optional_weights=())
-    if model.config.num_labels != len(spec.labels):
-        raise ModelLoadError(
-            f"config.json lists {len(spec.labels)} labels, but the model has {model.config.num_labels}."
-        )
+    require(
+        model.config.num_labels == len(spec.labels),
+        f"config.json lists {len(spec.labels)} labels, but the model has {model.config.num_labels}.",
+    )
     return model, functions
 
 

@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec
@@ -103,8 +104,10 @@ def _check_modules(files: FolderFiles) -> None:
     files.reject_input_type_lengths()
     files.reject_processing_kwargs(text=TEXT_KWARGS)
     kwargs = files.processing_kwargs.get("text") or {}
-    if kwargs.get("padding", True) not in (True, "max_length", "longest") or not kwargs.get("truncation", True):
-        raise ModelLoadError(f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.")
+    require(
+        kwargs.get("padding", True) in (True, "max_length", "longest") and kwargs.get("truncation", True),
+        f"processing_kwargs requires text options {dict(kwargs)}, which is not supported.",
+    )
     if files.modules and (files.modality_config or files.modules[0].name != "CLIPModel"):
         files.require_methods(METHODS)
         if (output := files.module_config.get("module_output_name")) != "sentence_embedding":
@@ -118,8 +121,10 @@ def _image_tower(files: FolderFiles, model_type: str) -> ImageTower:
         "image_size": None if model_type == "siglip2" else vision.get("image_size", 224),
         "patch_size": vision.get("patch_size", DEFAULT_PATCH_SIZE[model_type]),
     }
-    if not all(isinstance(size, int | None) for size in sizes.values()):
-        raise ModelLoadError(f"vision_config has {sizes}; images and patches must be squares.")
+    require(
+        all(isinstance(size, int | None) for size in sizes.values()),
+        f"vision_config has {sizes}; images and patches must be squares.",
+    )
     return ImageTower(has_class_token=model_type == "clip", **sizes)
 
 
@@ -141,8 +146,10 @@ def _text_padding(files: FolderFiles) -> TextPadding:
         attends_to_padding="attention_mask" not in (tokenizer.get("model_input_names") or ("attention_mask",)),
         pad_left=tokenizer.get("padding_side", default_side) == "left",
     )
-    if padding.pad_left and not padding.attends_to_padding:
-        raise ModelLoadError("The tokenizer pads texts on the left and masks the padding, which is not supported.")
+    require(
+        padding.attends_to_padding or not padding.pad_left,
+        "The tokenizer pads texts on the left and masks the padding, which is not supported.",
+    )
     return padding
 
 
@@ -206,11 +213,11 @@ def tower_processor(folder: AnyModelFolder, tower: ImageTower, default_class: st
         matches = len(shape) == 3 and shape[2] == 3 * tower.patch_size**2
     else:
         matches = shape == (1, 3, tower.image_size, tower.image_size)
-    if not matches:
-        raise ModelLoadError(
-            f"The image processor returns {shape} for an image, but the image tower takes "
-            f"{f'{tower.image_size} pixels a side' if tower.image_size else f'patches of {tower.patch_size} pixels'}."
-        )
+    require(
+        matches,
+        f"The image processor returns {shape} for an image, but the image tower takes "
+        f"{f'{tower.image_size} pixels a side' if tower.image_size else f'patches of {tower.patch_size} pixels'}.",
+    )
     return processor
 
 

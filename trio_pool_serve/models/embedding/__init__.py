@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import LAYERS, ignores_layers, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, Similarity, pooling_modes
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
@@ -46,8 +47,10 @@ class Embedding(ModelSpec):
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
     for name in () if files.modules else files.architectures:
-        if re.search(r"For[A-Z]\w*$", name) and not name.endswith(IGNORED_HEADS):
-            raise ModelLoadError(f"{name} is not an embedding model, and is not supported.")
+        require(
+            not re.search(r"For[A-Z]\w*$", name) or name.endswith(IGNORED_HEADS),
+            f"{name} is not an embedding model, and is not supported.",
+        )
     require_plain_states(files)
     files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     return Embedding(
@@ -177,8 +180,7 @@ def similarity_of(files: FolderFiles) -> Similarity:
     """Return ``similarity_fn_name`` of config_sentence_transformers.json, by default cosine."""
     name = files.sentence_transformers_config.get("similarity_fn_name") or "cosine"
     known: Mapping[str, Similarity] = {value: value for value in get_args(Similarity)} | {"dot_product": "dot"}
-    if name not in known:
-        raise ModelLoadError(f"similarity_fn_name is {name!r}; accepted: {', '.join(known)}.")
+    require(name in known, f"similarity_fn_name is {name!r}; accepted: {', '.join(known)}.")
     return known[name]
 
 

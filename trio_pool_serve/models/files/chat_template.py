@@ -10,6 +10,7 @@ from jinja2.meta import find_undeclared_variables
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
 from trio_pool_serve.rendering.chat.template_sandbox import SANDBOX
 
@@ -109,6 +110,5 @@ def _template_options(files: FolderFiles) -> Mapping[str, Any]:
     unsupported = [name for name, options in files.processing_kwargs.items() if options and name != "chat_template"]
     options = files.processing_kwargs.get("chat_template") or {}
     unsupported += sorted(TOKENIZER_KWARGS & options.keys())
-    if unsupported:
-        raise ModelLoadError(f"processing_kwargs requires {', '.join(unsupported)}, which is not supported.")
+    require(not unsupported, f"processing_kwargs requires {', '.join(unsupported)}, which is not supported.")
     return options

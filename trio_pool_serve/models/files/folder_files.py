@@ -126,21 +126,21 @@ class FolderFiles:
 
     def require_task(self, wanted: str) -> None:
         """Raise ``ModelLoadError`` unless ``wanted`` is the transformer's task."""
-        if self.transformer_task != wanted:
-            raise ModelLoadError(
-                f"The transformer's task is {self.transformer_task!r}; this kind of model needs {wanted}."
-            )
+        require(
+            self.transformer_task == wanted,
+            f"The transformer's task is {self.transformer_task!r}; this kind of model needs {wanted}.",
+        )
 
     def require_methods(self, wanted: Mapping[str, tuple[str, str]]) -> None:
         """Raise ``ModelLoadError`` unless each modality in ``wanted`` is computed by that (method, output)."""
         for modality, (method, output) in wanted.items():
             entry = self.modality_config.get(modality) or {}
             found = entry.get("method"), entry.get("method_output_name")
-            if found not in ((method, output), (method, [output])):
-                raise ModelLoadError(
-                    f"modality_config computes {modality} by {found[0]} and takes its {found[1]}, which is not "
-                    f"supported; accepted: {method} and {output}."
-                )
+            require(
+                found in ((method, output), (method, [output])),
+                f"modality_config computes {modality} by {found[0]} and takes its {found[1]}, which is not "
+                f"supported; accepted: {method} and {output}.",
+            )
 
     def reject_processing_kwargs(self, **known: Collection[str]) -> None:
         """Raise ``ModelLoadError`` for ``processing_kwargs`` other than the ``known`` ones of each section."""
@@ -148,10 +148,10 @@ class FolderFiles:
         unknown = [
             f"{part}.{name}" for part in kwargs for name in kwargs[part] or () if name not in known.get(part, ())
         ]
-        if unknown:
-            raise ModelLoadError(
-                f"The transformer's config requires processing_kwargs {', '.join(unknown)}, which is not supported."
-            )
+        require(
+            not unknown,
+            f"The transformer's config requires processing_kwargs {', '.join(unknown)}, which is not supported.",
+        )
 
     def reject_input_type_lengths(self) -> None:
         """Raise ``ModelLoadError`` for lengths by input type, which only late-interaction models support."""
@@ -188,8 +188,7 @@ PACKAGES = ("sentence_transformers", "pylate")
 
 def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFiles:
     """Read a folder's files. Raises ``ModelLoadError`` if it holds no model or a file is not JSON."""
-    if not path.is_dir():
-        raise ModelLoadError(f"{path} is not a folder.")
+    require(path.is_dir(), f"{path} is not a folder.")
     if re.search("[\udc80-\udcff]", whole_path := str(path.resolve())):  # libraries cannot open it
         raise ModelLoadError(f"The path {whole_path!a} is not UTF-8.")
     require_regular_files(path)
@@ -197,8 +196,9 @@ def read_folder_files(path: Path, chat_template: str | None = None) -> FolderFil
     whole = read_json(path / "config_sentence_transformers.json")
     # Other kinds of sentence-transformers' models do not read it.
     if modules and (kept := whole.get("truncate_dim")) and whole.get("model_type") in (None, "SentenceTransformer"):
-        if type(kept) is not int or kept < 1:
-            raise ModelLoadError(f"{path / 'config_sentence_transformers.json'}: truncate_dim is {kept!r}.")
+        require(
+            type(kept) is int and kept >= 1, f"{path / 'config_sentence_transformers.json'}: truncate_dim is {kept!r}."
+        )
         modules += (ModuleFiles(name="Truncate", path=path, config={"dimensions": kept}),)
     router = read_router(modules[0].path) if modules and modules[0].name == "Router" else None
     return _files_of(path, modules, whole, chat_template, router)
@@ -219,15 +219,14 @@ def _files_of(
     reader = _input_module(modules, router) if modules else ModuleFiles(name="Transformer", path=path)
     transformer_path = reader.path
     adapter = transformer_path / "adapter_config.json"
-    if adapter.exists():
-        raise ModelLoadError(
-            f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base."
-        )
+    require(
+        not adapter.exists(),
+        f"{adapter}: an adapter is applied at the top of the served folder only, not in a module or in a base.",
+    )
     config = read_json(transformer_path / "config.json")
     _require_counts(transformer_path, config)
     is_static = reader.name == STATIC or config.get("model_type") == "model2vec"
-    if not config and not is_static:
-        raise ModelLoadError(f"{transformer_path} holds no config.json: it is not a transformers model.")
+    require(bool(config) or is_static, f"{transformer_path} holds no config.json: it is not a transformers model.")
     candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
     name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
     require_known("Transformer", str(transformer_path / name), module_config)
@@ -318,8 +317,7 @@ def read_router(path: Path) -> RouterFiles:
     except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
         raise ModelLoadError(f"The Router of {path} cannot be read: {error!r}") from error
     require_known("Router", f"{path}: parameters", parameters)
-    if unknown:
-        raise ModelLoadError(f"The Router of {path} has no route {', '.join(map(repr, unknown))}.")
+    require(not unknown, f"The Router of {path} has no route {', '.join(map(repr, unknown))}.")
     return RouterFiles(routes=routes, default_route=default, mappings=mappings)
 
 
@@ -327,18 +325,21 @@ def _input_module(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) 
     """Return the module that reads texts; of a Router's, a transformer if there is one."""
     candidates = [module for route in router.routes.values() for module in route] if router else modules
     found = [module for name in (TRANSFORMERS, (STATIC,)) for module in candidates if module.name in name]
-    if not found or (router is None and len({module.path for module in found}) > 1):
-        raise ModelLoadError(f"The model contains {len(found)} transformers; only one is supported.")
+    require(
+        bool(found) and (router is not None or len({module.path for module in found}) == 1),
+        f"The model contains {len(found)} transformers; only one is supported.",
+    )
     return found[0]
 
 
 def _module_files(root: Path, dotted: str, subfolder: str) -> ModuleFiles:
     package, _, name = dotted.rpartition(".")
-    if package.partition(".")[0] not in PACKAGES:
-        raise ModelLoadError(f"The module {dotted} is not one of sentence-transformers' own and cannot be loaded.")
+    require(
+        package.partition(".")[0] in PACKAGES,
+        f"The module {dotted} is not one of sentence-transformers' own and cannot be loaded.",
+    )
     path = (root / subfolder).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise ModelLoadError(f"modules.json points outside the model's folder: {subfolder}")
+    require(path.is_relative_to(root.resolve()), f"modules.json points outside the model's folder: {subfolder}")
     require_regular_files(path)
     name = "Router" if name == "Asym" else name  # its name before sentence-transformers 5
     config = read_json(path / "config.json") if name not in (*TRANSFORMERS, "Router") else {}
@@ -384,7 +385,6 @@ def require_regular_files(folder: Path) -> None:
     """Raise ``ModelLoadError`` for a FIFO or a device, at most two levels deep: libraries would wait for its bytes."""
     try:
         for path in (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")):
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise ModelLoadError(f"{path} is neither a file nor a folder.")
+            require(not path.exists() or path.is_file() or path.is_dir(), f"{path} is neither a file nor a folder.")
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read: {error}") from error

@@ -122,12 +122,12 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
     Raises ``ModelLoadError`` for a config that the class would misread.
     """
     model_type = str(config.get("model_type"))
-    if model_type == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
-        raise ModelLoadError(
-            f"{place}: position_embedding_type is 'rotary', which transformers' own xlm-roberta does not compute. "
-            "jinaai/jina-embeddings-v3-hf is jina-embeddings-v3 as transformers' own class; other models need "
-            "--trust-remote-code."
-        )
+    require(
+        model_type != "xlm-roberta" or config.get("position_embedding_type") != "rotary",
+        f"{place}: position_embedding_type is 'rotary', which transformers' own xlm-roberta does not compute. "
+        "jinaai/jina-embeddings-v3-hf is jina-embeddings-v3 as transformers' own class; other models need "
+        "--trust-remote-code.",
+    )
     native = NATIVE.get(model_type)
     if model_type == "gte" and "auto_map" in config:
         native = GTE

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_router
+from trio_pool_serve.models.files.known_keys import require
 
 VECTOR, SCORES = "sentence_embedding", "scores"
 
@@ -29,11 +30,11 @@ def read_pooled_modules(files: FolderFiles, *, writes: str = VECTOR) -> tuple[Mo
     """
     modules = files.modules[1:]
     pooled = modules[1:] if has_layers(modules) else modules
-    if not pooled or pooled[0].name != "Pooling":
-        raise ModelLoadError(
-            f"{files.path / 'modules.json'}: the transformer is followed by {names_of(modules)}; accepted: "
-            f"optionally {LAYERS}, then Pooling."
-        )
+    require(
+        bool(pooled) and pooled[0].name == "Pooling",
+        f"{files.path / 'modules.json'}: the transformer is followed by {names_of(modules)}; accepted: "
+        f"optionally {LAYERS}, then Pooling.",
+    )
     require_vector_modules(pooled[1:], writes=writes)
     return pooled if ignores_layers(files) else modules
 
@@ -55,11 +56,11 @@ def require_vector_modules(modules: Sequence[ModuleFiles], *, writes: str = VECT
         source = module.config.get("module_input_name") or VECTOR
         target = module.config.get("module_output_name") or source
         wanted = writes if module is modules[-1] else VECTOR
-        if (source, target) != (VECTOR, wanted):
-            raise ModelLoadError(
-                f"{module.path / 'config.json'}: {module.name} maps {source!r} to {target!r}; accepted: "
-                f"{VECTOR!r} to {wanted!r}."
-            )
+        require(
+            (source, target) == (VECTOR, wanted),
+            f"{module.path / 'config.json'}: {module.name} maps {source!r} to {target!r}; accepted: "
+            f"{VECTOR!r} to {wanted!r}.",
+        )
 
 
 def has_layers(modules: Sequence[ModuleFiles]) -> bool:
@@ -73,11 +74,11 @@ def ignores_layers(files: FolderFiles) -> bool:
     Raises ``ModelLoadError`` if config.json selects some of the hidden states.
     """
     wanted = files.config.get("output_hidden_states") or False
-    if has_layers(files.modules[1:]) and not isinstance(wanted, bool):
-        raise ModelLoadError(
-            f"{files.transformer_path / 'config.json'}: output_hidden_states is {wanted!r}; with {LAYERS} it may be "
-            "true or false."
-        )
+    require(
+        isinstance(wanted, bool) or not has_layers(files.modules[1:]),
+        f"{files.transformer_path / 'config.json'}: output_hidden_states is {wanted!r}; with {LAYERS} it may be "
+        "true or false.",
+    )
     return has_layers(files.modules[1:]) and not wanted
 
 

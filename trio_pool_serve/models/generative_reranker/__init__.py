@@ -127,10 +127,11 @@ def _logit_score_tokens(files: FolderFiles) -> tuple[int, int | None]:
     if (names := [module.name for module in files.modules[1:]]) != ["LogitScore"]:
         raise ModelLoadError(f"A generative reranker requires one LogitScore module, not {names or 'none'}.")
     config = files.modules[1].config
-    if config.get("module_input_name", "causal_logits") != "causal_logits":
-        raise ModelLoadError(f"LogitScore works on {config['module_input_name']!r}, which is not supported.")
-    if not isinstance(config.get("true_token_id"), int):
-        raise ModelLoadError("LogitScore has no true_token_id.")
+    require(
+        config.get("module_input_name", "causal_logits") == "causal_logits",
+        f"LogitScore works on {config.get('module_input_name')!r}, which is not supported.",
+    )
+    require(isinstance(config.get("true_token_id"), int), "LogitScore has no true_token_id.")
     return config["true_token_id"], config.get("false_token_id")
 
 

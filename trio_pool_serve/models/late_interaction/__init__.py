@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.token_pooling import read_token_pooling
@@ -91,16 +92,22 @@ def read_late_interaction(files: FolderFiles, config: ModelConfig) -> LateIntera
         )
     if not _is_late_interaction(files):
         return None
-    if "AutoModel" in (files.config.get("auto_map") or {}) and not config.trust_remote_code:
-        raise ModelLoadError("The model needs code from its folder, which is run only with --trust-remote-code.")
+    require(
+        config.trust_remote_code or "AutoModel" not in (files.config.get("auto_map") or {}),
+        "The model needs code from its folder, which is run only with --trust-remote-code.",
+    )
     files.require_task("feature-extraction")
     files.reject_processing_kwargs()
     spec = _read_modules(files) if files.modules else _read_checkpoint(files)
     length = spec.expansion.length if spec.expansion else 0
-    if spec.query_length is not None and spec.query_length < length:
-        raise ModelLoadError(f"Queries are truncated to {spec.query_length} tokens but expanded to {length}.")
-    if length and files.tokenizer_config.get("padding_side") == "left":
-        raise ModelLoadError("Query expansion on the left is not supported.")
+    require(
+        spec.query_length is None or spec.query_length >= length,
+        f"Queries are truncated to {spec.query_length} tokens but expanded to {length}.",
+    )
+    require(
+        not length or files.tokenizer_config.get("padding_side") != "left",
+        "Query expansion on the left is not supported.",
+    )
     return spec
 
 
@@ -117,10 +124,10 @@ def _is_late_interaction(files: FolderFiles) -> bool:
 
 def _read_checkpoint(files: FolderFiles) -> LateInteraction:
     """Read an ``HF_ColBERT`` folder: its ``artifact.metadata``, which may be missing or incomplete."""
-    if STANFORD not in files.architectures:
-        raise ModelLoadError(
-            "This late-interaction model has no projection: modules.json and HF_ColBERT weights are missing."
-        )
+    require(
+        STANFORD in files.architectures,
+        "This late-interaction model has no projection: modules.json and HF_ColBERT weights are missing.",
+    )
     metadata = read_json(files.path / METADATA)
     markers = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
@@ -229,10 +236,12 @@ def _token_modules(
         elif module.name == "Dense":
             over_tokens = {"module_input_name": "token_embeddings"} if is_converted else {}
             kept.append(_over_tokens(evolve(module, config={**module.config, **over_tokens})))
-        elif module.name != "Pooling" or not is_converted:
-            raise ModelLoadError(f"A late-interaction model with a {module.name} module is not supported.")
-    if is_converted and not kept:
-        raise ModelLoadError("modules.json lists no projection of the tokens' vectors.")
+        else:
+            require(
+                module.name == "Pooling" and is_converted,
+                f"A late-interaction model with a {module.name} module is not supported.",
+            )
+    require(bool(kept) or not is_converted, "modules.json lists no projection of the tokens' vectors.")
     return tuple(kept), mask
 
 
@@ -241,8 +250,10 @@ def _over_tokens(module: ModuleFiles) -> ModuleFiles:
     config = dict(module.config)
     source = config.pop("module_input_name", "token_embeddings")
     target = config.pop("module_output_name", None) or source
-    if (source, target) != ("token_embeddings", "token_embeddings"):
-        raise ModelLoadError(f"{module.name} maps {source!r} to {target!r}, which is not supported.")
+    require(
+        (source, target) == ("token_embeddings", "token_embeddings"),
+        f"{module.name} maps {source!r} to {target!r}, which is not supported.",
+    )
     return evolve(module, config=config)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules
@@ -40,8 +41,9 @@ def _load_projection(folder: Path) -> nn.Module:
     weight = read_weights(folder, PROJECTION).get("")
     if weight is None or weight.dim() != 2:
         raise ModelLoadError(f"The checkpoint of {folder} has no {PROJECTION}, the projection of a ColBERT.")
-    if weight.itemsize == 1:
-        raise ModelLoadError(f"{PROJECTION} in {folder} is stored in {weight.dtype}; a projection is not dequantised.")
+    require(
+        weight.itemsize > 1, f"{PROJECTION} in {folder} is stored in {weight.dtype}; a projection is not dequantised."
+    )
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.float32)
     linear.load_state_dict({"weight": weight})
     return linear

@@ -53,9 +53,15 @@ def require_supported_type(place: str, config: Mapping[str, Any]) -> None:
         default = CONFIG_MAPPING[str(model_type)]()
     except Exception:  # a few need arguments; loading the model says more
         return
-    if config.get("is_encoder_decoder", default.is_encoder_decoder) and model_type not in ENCODER_CLASSES:
-        raise ModelLoadError(f"{model_type} is an encoder–decoder, which is not supported.")
-    if model_type == "reformer" and config.get("hash_seed") is None:
-        raise ModelLoadError("reformer hashes tokens at random, so a text would get another vector each time.")
-    if not (default.sub_configs or hasattr(default, "vocab_size") or hasattr(default, "max_position_embeddings")):
-        raise ModelLoadError(f"{model_type} models read no text, and are not supported.")
+    require(
+        model_type in ENCODER_CLASSES or not config.get("is_encoder_decoder", default.is_encoder_decoder),
+        f"{model_type} is an encoder–decoder, which is not supported.",
+    )
+    require(
+        model_type != "reformer" or config.get("hash_seed") is not None,
+        "reformer hashes tokens at random, so a text would get another vector each time.",
+    )
+    require(
+        bool(default.sub_configs) or hasattr(default, "vocab_size") or hasattr(default, "max_position_embeddings"),
+        f"{model_type} models read no text, and are not supported.",
+    )

@@ -22,6 +22,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.files.tensors import unreadable
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter
@@ -62,14 +63,16 @@ def load_checkpoint(
     if not params.trust_remote_code and folder.native_config is None:
         path = folder.transformer_path / "config.json"
         require_supported_type(str(path), read_json(path))
-    if not any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()):
-        raise ModelLoadError(f"{folder.transformer_path} contains no weights.")
+    require(
+        any(path.suffix in (".safetensors", ".bin") for path in folder.transformer_path.iterdir()),
+        f"{folder.transformer_path} contains no weights.",
+    )
     if auto_class == "AutoModel":
         auto_class = ENCODER_CLASSES.get(folder.model_type, auto_class)
-    if params.dtype == torch.float16 and folder.model_type in FLOAT16_OVERFLOWS:
-        raise ModelLoadError(
-            f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto."
-        )
+    require(
+        params.dtype != torch.float16 or folder.model_type not in FLOAT16_OVERFLOWS,
+        f"--dtype float16: states of {folder.model_type} exceed its range; use bfloat16, float32 or auto.",
+    )
     # Not left to the default: transformers would ask on the terminal.
     options: dict[str, Any] = {"trust_remote_code": params.trust_remote_code}
     try:
@@ -93,8 +96,10 @@ def load_checkpoint(
         raise ModelLoadError(f"The checkpoint lacks {len(missing)} weights, {missing[0]} among them.")
     if type(model).__module__.startswith("transformers."):
         require_used({*info["unexpected_keys"]} - {*others}, folder.transformer_path, model)
-    if model.config.is_encoder_decoder and folder.model_type not in ENCODER_CLASSES:
-        raise ModelLoadError(f"{folder.model_type} is an encoder–decoder, which is not supported.")
+    require(
+        folder.model_type in ENCODER_CLASSES or not model.config.is_encoder_decoder,
+        f"{folder.model_type} is an encoder–decoder, which is not supported.",
+    )
     for config in (model.config, model.config.get_text_config()):
         if hasattr(config, "use_cache"):
             config.use_cache = False
@@ -148,11 +153,11 @@ def require_own_class(folder: AnyModelFolder, params: LoadingParams) -> None:
     """
     config = {} if params.trust_remote_code else folder.transformer_config
     names = config.get("architectures") or ()
-    if "AutoModel" in (config.get("auto_map") or {}) and not any(hasattr(transformers, name) for name in names):
-        raise ModelLoadError(
-            f"{folder.transformer_path / 'config.json'}: architectures is {', '.join(names) or 'missing'}, which "
-            f"transformers does not have: {OF_CODE}."
-        )
+    require(
+        "AutoModel" not in (config.get("auto_map") or {}) or any(hasattr(transformers, name) for name in names),
+        f"{folder.transformer_path / 'config.json'}: architectures is {', '.join(names) or 'missing'}, which "
+        f"transformers does not have: {OF_CODE}.",
+    )
 
 
 def load_selected_logits(
@@ -164,8 +169,7 @@ def load_selected_logits(
     """
     model: Any = load_checkpoint(folder, params, auto_class="AutoModelForCausalLM", optional_weights=())
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelLoadError(f"{folder.model_type} has no linear language model head.")
+    require(isinstance(head, nn.Linear), f"{folder.model_type} has no linear language model head.")
     if outside := [token_id for token_id in token_ids if token_id >= head.out_features]:
         raise ModelLoadError(f"Token {outside[0]} is outside the {head.out_features} logits of the model.")
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.processes.child_process import BlockingChild
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 from trio_pool_serve.telemetry.start_display import report_step
@@ -206,6 +207,5 @@ class ChildConverter:
                 raise OSError(message.errno, message.error)
             if message.refused:
                 raise UnusableGraphError(message.error)
-            if message.error:
-                raise ModelLoadError(message.error)
+            require(not message.error, message.error)
             return message

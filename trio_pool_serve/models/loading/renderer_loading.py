@@ -6,6 +6,7 @@ from attrs import evolve
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations
@@ -94,12 +95,12 @@ def read_image_processor(folder: Path, image_tokens: ImageTokens, *, default_cla
     """
     settings = read_json(folder / "preprocessor_config.json")
     settings = settings or read_json(folder / "processor_config.json").get("image_processor") or {}
-    if not settings:
-        raise ModelLoadError(f"{folder} contains no preprocessor_config.json, so images cannot be prepared.")
+    require(bool(settings), f"{folder} contains no preprocessor_config.json, so images cannot be prepared.")
     named = settings.get("image_processor_type") or settings.get("feature_extractor_type") or default_class
     class_name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
-    if class_name not in SUPPORTED:
-        raise ModelLoadError(f"The image processor {named} is not supported; {', '.join(sorted(SUPPORTED))} are.")
+    require(
+        class_name in SUPPORTED, f"The image processor {named} is not supported; {', '.join(sorted(SUPPORTED))} are."
+    )
     return FolderProcessor(class_name=class_name, settings=settings, image_tokens=image_tokens)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import has_layers
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.model_kind import ModelFolder, pooling_modes
@@ -48,8 +49,7 @@ def _load_mean(files: ModuleFiles) -> LayerMean:
 
 def load_pooler(modules: Sequence[ModuleFiles], device: torch.device) -> Pooler:
     """Load a Pooling module and the modules after it. Raises ``ModelLoadError``."""
-    if not modules or modules[0].name != "Pooling":
-        raise ModelLoadError("The transformer is not followed by a Pooling module.")
+    require(bool(modules) and modules[0].name == "Pooling", "The transformer is not followed by a Pooling module.")
     pooling = pooling_modes(modules[0].config)
     if unknown := [name for name in pooling if name not in POOLING_TYPES]:
         raise ModelLoadError(f"Pooling requires {', '.join(unknown)}; accepted: {', '.join(POOLING_TYPES)}.")

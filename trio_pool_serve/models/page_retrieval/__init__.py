@@ -15,6 +15,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.models.dual_encoder import ImageTower, tower_processor
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
@@ -61,8 +62,10 @@ def read_page_retrieval(files: FolderFiles, _: ModelConfig) -> PageRetrieval | N
         return None
     vlm: Mapping[str, Any] = files.config.get("vlm_config") or {}
     model_type = MODEL_TYPES[name]
-    if vlm.get("model_type", model_type) != model_type:
-        raise ModelLoadError(f"A {name.removesuffix('ForRetrieval')} of {vlm['model_type']} is not supported.")
+    require(
+        vlm.get("model_type", model_type) == model_type,
+        f"A {name.removesuffix('ForRetrieval')} of {vlm.get('model_type')} is not supported.",
+    )
     processor = read_json(files.transformer_path / "processor_config.json")
     spec = _colqwen2(vlm, processor) if model_type == "qwen2_vl" else _colpali(vlm, processor)
     mask, token_pooling = _modules(files)
@@ -109,12 +112,16 @@ def _modules(files: FolderFiles) -> tuple[ScoringMask | None, TokenPooling | Non
     task = files.transformer_task
     names = [module.name for module in files.modules[1:]]
     pools, masks = names[-1:] == ["HierarchicalTokenPooling"], names[:1] == ["MultiVectorMask"]
-    if task != "retrieval" or len(names) != masks + pools:
-        raise ModelLoadError(f"The model's transformer does {task}, followed by {names}, which is not supported.")
+    require(
+        task == "retrieval" and len(names) == masks + pools,
+        f"The model's transformer does {task}, followed by {names}, which is not supported.",
+    )
     if files.modality_config:
         files.require_methods({"text": ("forward", "embeddings"), "image": ("forward", "embeddings")})
-    if "message" in files.modality_config:
-        raise ModelLoadError("The model takes conversations, which is not supported for a page retriever.")
+    require(
+        "message" not in files.modality_config,
+        "The model takes conversations, which is not supported for a page retriever.",
+    )
     return (
         scoring_mask(files.modules[1]) if masks else None,
         read_token_pooling(files.modules[-1]) if pools else None,
@@ -193,10 +200,10 @@ def page_image_format(folder: ModelFolder[PageRetrieval]) -> PageFormat:
         processor = grid_processor(folder, spec.images)
     tokenizer = load_tokenizer(folder)
     page = all_ids(tokenizer, tokenizer.encode(spec.page_text))
-    if tokenizer.id_of(spec.placeholder) != spec.placeholder_id or np.count_nonzero(page == spec.placeholder_id) != 1:
-        raise ModelLoadError(
-            f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, the model's image placeholder."
-        )
+    require(
+        tokenizer.id_of(spec.placeholder) == spec.placeholder_id and np.count_nonzero(page == spec.placeholder_id) == 1,
+        f"{spec.placeholder} is not token {spec.placeholder_id} of the tokenizer, the model's image placeholder.",
+    )
     kept_tokens = kept_tokens_of(spec.mask or ScoringMask(), tokenizer)
     return PageFormat(processor, page, spec.placeholder_id, folder.max_model_len, kept_tokens)
 

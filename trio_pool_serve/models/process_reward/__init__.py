@@ -12,6 +12,7 @@ from trio_pool_serve.config.pooler_config import pooler_config_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.classification import read_labels
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 
 STEP_TOKEN = "<extra_0>"  # noqa: S105  (a token of the vocabulary, no secret)
@@ -38,15 +39,17 @@ def read_process_reward(files: FolderFiles, config: ModelConfig) -> ProcessRewar
             raise ModelLoadError(
                 f"The vocabulary lacks {STEP_TOKEN}; set step_tag_id in --pooler-config to the token that ends a step."
             )
-        if pooler.returned_token_ids:
-            raise ModelLoadError(
-                "returned_token_ids in --pooler-config requires a causal language model; this model has a classifier."
-            )
+        require(
+            not pooler.returned_token_ids,
+            "returned_token_ids in --pooler-config requires a causal language model; this model has a classifier.",
+        )
         return ProcessReward(step_token_id=step, labels=read_labels(files.config))
     if pooler.step_tag_id is None and not pooler.returned_token_ids:
         return None
-    if files.modules or not files.is_saved_from("ForCausalLM"):
-        raise ModelLoadError("step_tag_id and returned_token_ids in --pooler-config require a causal language model.")
+    require(
+        not files.modules and files.is_saved_from("ForCausalLM"),
+        "step_tag_id and returned_token_ids in --pooler-config require a causal language model.",
+    )
     if pooler.step_tag_id is None or not pooler.returned_token_ids:
         raise ModelLoadError("To score steps, set both step_tag_id and returned_token_ids in --pooler-config.")
     if outside := [i for i in (pooler.step_tag_id, *pooler.returned_token_ids) if i >= files.text_config["vocab_size"]]:

@@ -12,6 +12,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import STATIC, TRANSFORMERS, FolderFiles, files_of_route
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.sparse import SPARSE_MODULES
 from trio_pool_serve.prompts import InputType
@@ -43,8 +44,10 @@ def read_routed(files: FolderFiles, config: ModelConfig) -> Routed | None:  # no
     if any(module.name in SPARSE_MODULES for route in router.routes.values() for module in route):
         return None
     for name, route in router.routes.items():
-        if not route or route[0].name not in (*TRANSFORMERS, STATIC):
-            raise ModelLoadError(f"The route {name} of the Router begins with neither a Transformer nor a {STATIC}.")
+        require(
+            bool(route) and route[0].name in (*TRANSFORMERS, STATIC),
+            f"The route {name} of the Router begins with neither a Transformer nor a {STATIC}.",
+        )
     of_types = {input_type: router.route_of(input_type) for input_type in (None, *get_args(InputType))}
     if unused := router.routes.keys() - of_types.values():
         raise ModelLoadError(

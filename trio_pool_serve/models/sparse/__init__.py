@@ -83,16 +83,20 @@ def read_sparse(files: FolderFiles, config: ModelConfig) -> Sparse | None:
 
 
 def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
-    if len(files.modules) > 1 or not set(router.routes) <= {"query", "document"}:
-        raise ModelLoadError("The Router has routes other than query and document, which is not supported.")
+    require(
+        len(files.modules) == 1 and {*router.routes} <= {"query", "document"},
+        "The Router has routes other than query and document, which is not supported.",
+    )
     tables = {
         route: modules[0].path
         for route, modules in router.routes.items()
         if [module.name for module in modules] == ["SparseStaticEmbedding"]
     }
     splades = [modules for route, modules in router.routes.items() if route not in tables]
-    if len(tables) != 1 or len(splades) != 1:
-        raise ModelLoadError("A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.")
+    require(
+        len(tables) == len(splades) == 1,
+        "A Router is supported only if one route is a SparseStaticEmbedding and one a SPLADE.",
+    )
     [(route, table)] = tables.items()
     input_types = {each for each in (None, *get_args(InputType)) if router.route_of(each) == route}
     _require_same_tokenizer(table, files.transformer_path)
@@ -106,19 +110,21 @@ def _read_router(files: FolderFiles, router: RouterFiles) -> Sparse:
 
 def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
     names = [module.name for module in modules]
-    if names[:1] not in ([name] for name in TRANSFORMERS) or names[1:] != ["SpladePooling"]:
-        raise ModelLoadError(
-            f"modules.json: a sparse model of {', '.join(names) or 'no modules'} is not supported; a transformer and "
-            "SpladePooling are, or a transformer, Pooling and, as the last module, SparseAutoEncoder."
-        )
+    require(
+        names[:1] in ([name] for name in TRANSFORMERS) and names[1:] == ["SpladePooling"],
+        f"modules.json: a sparse model of {', '.join(names) or 'no modules'} is not supported; a transformer and "
+        "SpladePooling are, or a transformer, Pooling and, as the last module, SparseAutoEncoder.",
+    )
     if names[0] != "MLMTransformer" or "transformer_task" in files.module_config:
         files.require_task("fill-mask")
     files.reject_input_type_lengths()
     files.reject_processing_kwargs()
     pooling = modules[1].config.get("pooling_strategy", "max")
     activation = modules[1].config.get("activation_function", "relu")
-    if pooling not in get_args(SpladePooling) or activation not in ACTIVATIONS:
-        raise ModelLoadError(f"SpladePooling by {pooling} of {activation} is not supported.")
+    require(
+        pooling in get_args(SpladePooling) and activation in ACTIVATIONS,
+        f"SpladePooling by {pooling} of {activation} is not supported.",
+    )
     return Sparse(
         splade_pooling=pooling,
         log1p_twice=activation == "log1p_relu",
@@ -137,21 +143,21 @@ def _max_active_dims(files: FolderFiles) -> int | None:
 def _autoencoder(files: FolderFiles) -> Sparse:
     """Read CSR: Wen et al., https://arxiv.org/abs/2503.01776."""
     names = [module.name for module in files.modules]
-    if names[:2] != ["Transformer", "Pooling"] or len(AUTOENCODERS.intersection(names)) != 1:
-        raise ModelLoadError(
-            f"modules.json: {', '.join(names)} is not supported; a SparseAutoEncoder follows Transformer and Pooling."
-        )
+    require(
+        names[:2] == ["Transformer", "Pooling"] and len(AUTOENCODERS.intersection(names)) == 1,
+        f"modules.json: {', '.join(names)} is not supported; a SparseAutoEncoder follows Transformer and Pooling.",
+    )
     require_vector_modules(files.modules[2:-1])
     require_plain_states(files)
     module = files.modules[-1]
     sizes: dict[str, Any] = {"input_dim": None, "hidden_dim": 512, "k": 8, **module.config}
     numbers = [sizes[name] for name in ("input_dim", "hidden_dim", "k")]
     k = _max_active_dims(files) or sizes["k"]
-    if any(type(number) is not int or number < 1 for number in numbers) or k > sizes["hidden_dim"]:
-        raise ModelLoadError(
-            f"{module.path / 'config.json'}: input_dim, hidden_dim and k are {numbers}; they must be integers of at "
-            f"least 1, and at most hidden_dim latents can be active, not {k}."
-        )
+    require(
+        all(type(number) is int and number >= 1 for number in numbers) and k <= sizes["hidden_dim"],
+        f"{module.path / 'config.json'}: input_dim, hidden_dim and k are {numbers}; they must be integers of at "
+        f"least 1, and at most hidden_dim latents can be active, not {k}.",
+    )
     return Sparse(modules=files.modules[1:], conversation=read_conversation(files), max_active_dims=k)
 
 

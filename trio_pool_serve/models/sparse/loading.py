@@ -6,6 +6,7 @@ import torch
 
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.folder_files import ModuleFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -30,8 +31,10 @@ def load_sparse(folder: ModelFolder[Sparse], params: LoadingParams) -> LoadedMod
     if spec.table is not None:
         if (table := read_weights(spec.table, "weight").get("")) is None:
             raise ModelLoadError(f"{spec.table} contains no tensor named weight.")
-        if len(table) > folder.vocab_size:
-            raise ModelLoadError(f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.")
+        require(
+            len(table) <= folder.vocab_size,
+            f"The table has {len(table)} weights for a vocabulary of {folder.vocab_size}.",
+        )
         # Clients may send any id of the vocabulary, whose size is often rounded up.
         weights = torch.zeros(folder.vocab_size, dtype=torch.float32)
         weights[: len(table)] = table

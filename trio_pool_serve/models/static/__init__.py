@@ -83,12 +83,16 @@ def _vocab_size(folder: Path) -> int:
     per_token = {name: shapes[name] for name in names if name in shapes}
     if (table := shapes.get("embedding.weight", shapes.get("embeddings"))) is None:
         raise ModelLoadError(f"{folder / FILE} contains neither a tensor embedding.weight nor embeddings.")
-    if len(table) != 2 or 0 in table:
-        raise ModelLoadError(f"{folder / FILE}: the shape of the table is {table}; it must be (rows, dimensions).")
+    require(
+        len(table) == 2 and 0 not in table,
+        f"{folder / FILE}: the shape of the table is {table}; it must be (rows, dimensions).",
+    )
     tokens = per_token.get("mapping", table[:1])
     for name, shape in per_token.items():
-        if shape != tokens or len(shape) != 1 or not shape[0]:
-            raise ModelLoadError(f"{folder / FILE}: the shape of {name} is {shape}; it must be one number per token.")
+        require(
+            shape == tokens and len(shape) == 1 and shape[0] > 0,
+            f"{folder / FILE}: the shape of {name} is {shape}; it must be one number per token.",
+        )
     return tokens[0]
 
 

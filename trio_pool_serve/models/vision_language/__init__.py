@@ -25,6 +25,7 @@ from trio_pool_serve.models.embedding import (
 )
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
+from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
@@ -154,17 +155,21 @@ def join_images(images: Sequence[ImageFeatures]) -> ImageFeatures:
 def grid_processor(folder: AnyModelFolder, patches: ImagePatches) -> FolderProcessor:
     """Return the image processor of a Qwen-VL model. Raises ``ModelLoadError`` if it does not match the model."""
     processor = read_image_processor(folder.transformer_path, patches, default_class="Qwen2VLImageProcessor")
-    if processor.class_name != "Qwen2VLImageProcessor":
-        raise ModelLoadError(f"The image processor {processor.class_name} does not prepare images for this model.")
+    require(
+        processor.class_name == "Qwen2VLImageProcessor",
+        f"The image processor {processor.class_name} does not prepare images for this model.",
+    )
     shape = probe_image_processor(processor).arrays["pixel_values"].shape
-    if shape[1:] != (patches.values_per_patch,):
-        raise ModelLoadError(
-            f"The image processor returns {shape} for an image, but the image tower takes patches of "
-            f"{patches.values_per_patch} values."
-        )
+    require(
+        shape[1:] == (patches.values_per_patch,),
+        f"The image processor returns {shape} for an image, but the image tower takes patches of "
+        f"{patches.values_per_patch} values.",
+    )
     merge_size = int(processor.settings.get("merge_size", 2))
-    if merge_size != patches.merge_size:
-        raise ModelLoadError(f"The image processor has merge_size {merge_size}, the model {patches.merge_size}.")
+    require(
+        merge_size == patches.merge_size,
+        f"The image processor has merge_size {merge_size}, the model {patches.merge_size}.",
+    )
     return processor
 
 
