@@ -25,24 +25,17 @@ NOT_OF_THE_MODEL = frozenset({
 """Folders with weights of other runtimes, which some machines lack, and files that training leaves behind."""
 
 
-def model_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
-    """Return the cache's entry of a model's content and a kind of conversion, with a name for people.
+def model_entry(
+    folder: Path, cache: ModelCache, *kind: str, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS), part: str = ""
+) -> CacheEntry:
+    """Return the cache's entry of a model's content and a kind of conversion; its name for people ends in ``part``.
 
-    The content is all files that affect what is computed, and their names in the folder. Blocks. Raises ``OSError``.
+    The content is all files with these suffixes that affect the output, and their names in the folder. Blocks. Raises
+    ``OSError``.
     """
-    return cache.entry(_name_for_people(folder), _digest(_content_of(folder, cache)), *kind)
-
-
-def tokenizer_entry(folder: Path, cache: ModelCache, *kind: str) -> CacheEntry:
-    """Return the cache's entry of a model's tokenizer, as ``model_entry``; its content does not include weights."""
-    content = _content_of(folder, cache, SMALL_FILES)
-    return cache.entry(f"{_name_for_people(folder)}-tokenizer", "tokenizer", _digest(content), *kind)
-
-
-def _name_for_people(folder: Path) -> str:
-    """Return a name for a model's folder; in the hub's cache it includes the owner's."""
     is_of_hub = folder.parent.name == "snapshots"  # .../models--OWNER--NAME/snapshots/REVISION
-    return folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
+    name = folder.parent.parent.name.removeprefix("models--") if is_of_hub else folder.resolve().name
+    return cache.entry(f"{name}{part}", _digest(_content_of(folder, cache, suffixes)), *kind)
 
 
 def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:

@@ -20,7 +20,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from trio_pool_serve.errors import ModelLoadError, StorageError, install_extra
 from trio_pool_serve.models.files.chat_template import processor_template
 from trio_pool_serve.models.files.folder_files import read_json, read_text
-from trio_pool_serve.models.files.model_digest import tokenizer_entry
+from trio_pool_serve.models.files.model_digest import SMALL_FILES, model_entry
 from trio_pool_serve.models.loading.architectures import import_transformers, require_supported_type
 from trio_pool_serve.models.loading.vocabulary import fit_vocabulary, require_rows, require_tokenizer_files
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -141,7 +141,8 @@ def load_tokenizer(
         with suppress(OSError):  # of files that need not be read to load the tokenizer
             own = folder.transformer_path.resolve().relative_to(folder.path.resolve())
             facts = own, folder.lower_case, folder.spec.marker_tokens, folder.chat_template, trust_remote_code
-            entry = tokenizer_entry(folder.path, cache, repr((*facts, folder.end_token)))
+            kind = "tokenizer", repr((*facts, folder.end_token))
+            entry = model_entry(folder.path, cache, *kind, suffixes=SMALL_FILES, part="-tokenizer")
     if entry is None:
         return _load(folder, None, trust_remote_code=trust_remote_code)
     if (cached := _read(entry)) is not None:
