@@ -229,7 +229,7 @@ def peek_folder(location: str, config: ModelConfig) -> AnyModelFolder | None:
     try:
         return read_model_folder(locate_model(location, config, only_local=True), config)
     except (ModelLoadError, OSError, ValueError):
-        return None  # loading the model says what is wrong
+        return None  # loading the model reports the error
 
 
 def _default_prompt_name(files: FolderFiles, prompts: Mapping[str, str], config: ModelConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""The records of one kind of model, of a folder with a model of that kind, and of what the folder's files declare."""
+"""The records of one kind of model, of a folder with a model of that kind, and of the declarations in its files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 @frozen(kw_only=True)
 class ModelSpec:
-    """What a model can do and how its inputs are prepared; each kind overrides what differs from these defaults."""
+    """The tasks of a model, and how its inputs are prepared; each kind overrides the defaults that differ."""
 
     scoring: ClassVar[Scoring | None] = None
     supports_prompt_embeds: ClassVar[bool] = False
@@ -59,15 +59,15 @@ class ModelSpec:
     marker_tokens: tuple[str, ...] = ()
     """Texts that the tokenizer must not split, if they are in its vocabulary: single tokens in training."""
     extra_prompts: Mapping[str, str] = Factory(dict)
-    """Prompt templates by name, in addition to those of config_sentence_transformers.json."""
+    """Prompt templates by name, in addition to the ones in config_sentence_transformers.json."""
     conversation: ChatFormat | None = None
     """How every input is put into the chat template; ``None`` if only ``messages`` are."""
     vocab_size: int = 0
     """Number of tokens, for kinds that do not read it in config.json."""
     route_files: tuple[FolderFiles, ...] = ()
-    """Of a model with several routes, the files of each, by number."""
+    """The files of each route, by number, of a model with several routes."""
     route_numbers: Mapping[InputType | None, int] = Factory(dict)
-    """The number of the route of texts of an input type, for those that have one."""
+    """The number of the route of texts, by input type; input types without a route are missing."""
     no_score: str = ""
     """Why ``score`` is not among its tasks although others of its kind have it; for the error."""
     assumption: str = ""
@@ -116,8 +116,8 @@ class ModelSpec:
 
     @property
     def normalizes(self) -> bool:
-        """Whether its vectors have unit length by default."""
-        return False
+        """Whether its vectors have unit length by default: its last module after pooling is a Normalize."""
+        return self.pools_token_states and [module.name for module in self.modules[-1:]] == ["Normalize"]
 
     @property
     def pads_texts(self) -> bool:
@@ -144,7 +144,7 @@ class ModelSpec:
 
     @property
     def particulars(self) -> Mapping[str, str]:
-        """What `check` reports of models of this kind, by name."""
+        """Lines of the report of `check` for models of this kind, by name."""
         return {}
 
     def sparse_params(self, _: InputType | None) -> SparseEmbed | SparseLookup:
@@ -173,11 +173,11 @@ Spec = TypeVar("Spec", bound=ModelSpec)
 
 @frozen(kw_only=True)
 class ModelFolder(Generic[Spec]):
-    """A local folder with a model, and what its files declare."""
+    """A local folder with a model, and the declarations in its files."""
 
     path: Path
     file_states: Mapping[str, object] = Factory(dict)
-    """Its files as they were before any of them was read."""
+    """The files' states before any of them was read."""
     transformer_path: Path
     transformer_config: Mapping[str, Any]
     """``config.json`` of the transformer, or its text part where it has several."""
@@ -208,7 +208,7 @@ class ModelFolder(Generic[Spec]):
     """``--chat-template``, in place of the tokenizer's."""
 
     routes: "tuple[AnyModelFolder, ...]" = ()
-    """Of a model with several routes, each as a model of its own, by number."""
+    """Each route as a model of its own, by number, of a model with several routes."""
 
     @property
     def reads_images(self) -> bool:
@@ -241,7 +241,7 @@ AnyModelFolder: TypeAlias = ModelFolder[Any]
 class ModelKind(Generic[Spec]):
     """One kind of model: how its folders are recognised, how its inputs are rendered and how it is loaded.
 
-    ``read`` returns what a folder's files declare, ``None`` for a folder of another kind; it raises ``ModelLoadError``
+    ``read`` returns the spec that a folder's files declare, ``None`` for another kind; it raises ``ModelLoadError``
     for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
     that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
     because an API process imports no torch. ``open_runner`` names the function that makes the ``Runner`` itself of a

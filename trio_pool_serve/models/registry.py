@@ -32,10 +32,10 @@ KINDS: list[ModelKind[Any]] = [
     STATIC,
     EMBEDDING,
 ]
-"""In the order in which they are tried; the last accepts every folder that no other kind has recognised."""
+"""All kinds, in the order in which they are tried; the last accepts every folder that no other kind has recognised."""
 
 
 def recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any], ModelSpec]:
-    """Return the kind of a model by its files, and what they declare. Raises ``ModelLoadError``."""
+    """Return the kind of a model by its files, and the spec that they declare. Raises ``ModelLoadError``."""
     read = ((kind, kind.read(files, config)) for kind in KINDS)
     return next((kind, spec) for kind, spec in read if spec is not None)

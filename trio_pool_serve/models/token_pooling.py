@@ -55,8 +55,8 @@ def read_token_pooling(module: ModuleFiles) -> TokenPooling:
         "normalize_embeddings": (isinstance(normalizes, bool), "true or false"),
         "tasks": (isinstance(tasks, list) and all(task in known for task in tasks), f"a list of {' and '.join(known)}"),
     }
-    for key, (is_accepted, what) in accepted.items():
-        require(is_accepted, f"{module.path / 'config.json'}: {key} is {config.get(key)!r}; it must be {what}.")
+    for key, (is_accepted, values) in accepted.items():
+        require(is_accepted, f"{module.path / 'config.json'}: {key} is {config.get(key)!r}; it must be {values}.")
     return TokenPooling(factor=factor, protected_tokens=protected, normalizes=normalizes, input_types=frozenset(tasks))
 
 

@@ -117,7 +117,7 @@ def freeze_objects() -> None:
 
 
 def collect_garbage(*, thaws: bool) -> None:
-    """Collect unreachable objects, reference cycles included; with ``thaws``, those that were frozen, too.
+    """Collect unreachable objects, reference cycles included; with ``thaws``, frozen ones, too.
 
     Takes about a millisecond without ``thaws`` if objects are frozen, otherwise 0.2 s with torch and transformers
     imported. The interpreter lock is held meanwhile.

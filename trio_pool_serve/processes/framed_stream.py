@@ -143,8 +143,8 @@ class FramedStream(Generic[Message]):
         is_small = payload < CHUNK
         if not await self._has(begin + payload if is_small else begin):
             return None
-        behind = memoryview(self._received[begin : begin + payload]) if is_small else await self._large(begin, payload)
-        if behind is None:
+        arrays = memoryview(self._received[begin : begin + payload]) if is_small else await self._large(begin, payload)
+        if arrays is None:
             return None
         try:
             # A copy: the message may keep parts of it undecoded.
@@ -153,7 +153,7 @@ class FramedStream(Generic[Message]):
             self._end(f"an invalid frame: {sendable(str(error))}")
             return None
         del self._received[: begin + payload]
-        return message, behind
+        return message, arrays
 
     def _end(self, invalid_frame: str) -> None:
         self.invalid_frame = invalid_frame

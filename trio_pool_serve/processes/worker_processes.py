@@ -95,8 +95,8 @@ class WorkerProcesses:
         # they end these; but ours exit by themselves when their pipes close. There is no public setting for it.
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # noqa: SLF001
         # Spawned, which takes 0.2 s, and not by multiprocessing's fork server: it imports from the working directory,
-        # leaves a directory behind wherever ``os._exit`` ends the process, and its signal mask and modules would be
-        # those of a whole program that embeds the service.
+        # never removes its directory if ``os._exit`` ends the process, and it would inherit the signal mask and the
+        # modules of a whole program that embeds the service.
         try:
             async with (
                 trio_parallel.open_worker_context(
@@ -117,7 +117,7 @@ class WorkerProcesses:
     async def call(
         self, function: Callable[[*Args], T], *args: *Args, client: int = 0, timeout_s: float = math.inf
     ) -> T:
-        """Return ``function(*args)``, called in a worker process in the turn of ``client``; raise what it raises.
+        """Return ``function(*args)``, called in a worker process in the turn of ``client``, or raise its error.
 
         After ``timeout_s`` seconds the process is killed and ``WorkerTooSlowError`` raised. Raises ``WorkerDiedError``
         if the process dies by itself, and ``UnavailableError`` unless ``run`` runs.

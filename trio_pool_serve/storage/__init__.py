@@ -1,1 +1,1 @@
-"""What outlives the process: a database on a thread of its own, and files whose bytes are known to be on the disk."""
+"""Data that outlives the process: a database on its own thread, durable files, and the cache of converted models."""

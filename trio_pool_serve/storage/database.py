@@ -43,7 +43,7 @@ class Database:
     _turn: trio.CapacityLimiter = field(init=False, factory=lambda: trio.CapacityLimiter(1))
 
     async def run(self, transaction: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what ``transaction(connection)`` returns, once it is committed; roll back if it raises.
+        """Return the result of ``transaction(connection)``, once it is committed; roll back if it raises.
 
         Raises ``StorageError`` for SQLite's errors about the disk, and ``StorageLostError`` if it is no longer at its
         path: then open it again. Cancellation: at once; a transaction that has begun is finished and committed.

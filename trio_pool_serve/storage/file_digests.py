@@ -45,7 +45,7 @@ class RememberedFile(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result, sha256: str) -> "RememberedFile":
-        """Return it with the file's status."""
+        """Return the record of a file with this status and digest."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, sha256)
 
 

@@ -31,7 +31,7 @@ from trio_pool_serve.storage.file_lock import locked
 logger = logging.getLogger(__name__)
 
 LIMIT_BYTES = 10 * 2**30
-"""Size of all entries together."""
+"""Maximum size of all entries together."""
 
 IN_USE_S = 60 * 60
 """An entry is not removed for others this long after its last use: a process may be reading it."""
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class RecordBase:
-    """The parts that every record may have: what the entry is, and the versions of the libraries that made it."""
+    """The parts that every record may have: a description, and the versions of the libraries that made the entry."""
 
     what: str = ""
     versions: dict[str, str] = field(factory=dict)
@@ -104,7 +104,7 @@ class EntrySummary:
 
 @frozen
 class ModelCache:
-    """The folder of the entries."""
+    """The entries in a folder."""
 
     folder: Path
 

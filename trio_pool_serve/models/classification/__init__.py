@@ -74,7 +74,7 @@ class SequenceClassifier(Classifier):
 
     @property
     def tasks(self) -> frozenset[PoolingTask]:
-        """For the text and, with the same classifier, for each of its tokens."""
+        """The tasks for a text and, if the classifier can be applied to tokens, for each of its tokens."""
         return frozenset({"classify", "token_classify"} if self.of_tokens else {"classify"})
 
 
@@ -86,7 +86,7 @@ class CrossEncoder(SequenceClassifier):
 
     @property
     def tasks(self) -> frozenset[PoolingTask]:
-        """Also the score of a pair."""
+        """The tasks of a sequence classifier, and the score of a pair."""
         return super().tasks | {"score"}
 
 

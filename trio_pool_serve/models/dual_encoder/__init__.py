@@ -131,7 +131,7 @@ def _image_tower(files: FolderFiles, model_type: str) -> ImageTower:
 def _text_padding(files: FolderFiles) -> TextPadding:
     """Return how the tokenizer pads: to its maximum length, or to the tower's if that is less.
 
-    Published tokenizers pad on the right and pass no mask to the model; those without ``model_input_names`` pass one.
+    Published tokenizers pad on the right, and pass a mask to the model only if they lack ``model_input_names``.
     """
     tokenizer = files.tokenizer_config
     positions = int(files.text_config["max_position_embeddings"])

@@ -38,11 +38,6 @@ class Embedding(ModelSpec):
         """The tasks of vectors; ``score`` only if they are made to be compared."""
         return frozenset({"embed", "token_embed"} if self.no_score else {"embed", "token_embed", "score"})
 
-    @property
-    def normalizes(self) -> bool:
-        """Whether the last of its modules is a Normalize."""
-        return bool(self.modules) and self.modules[-1].name == "Normalize"
-
 
 def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
     """Read any folder as an embedding model's. Raises ``ModelLoadError``."""
@@ -84,7 +79,7 @@ def modules_after_transformer(
     """Return the modules after the transformer, as ``with_settings``.
 
     A bare transformer gets the modules ``undeclared``, by default the pooling of sentence-transformers. Raises
-    ``ModelLoadError`` for modules other than those of ``read_pooled_modules``.
+    ``ModelLoadError`` for modules that ``read_pooled_modules`` does not accept.
     """
     pooling = ModuleFiles(name="Pooling", path=files.path, config={"pooling_mode": _undeclared_pooling(files)})
     bare = (pooling, ModuleFiles(name="Normalize", path=files.path)) if files.own_pooling else (pooling,)
@@ -120,7 +115,7 @@ def _undeclared_pooling(files: FolderFiles) -> str:
 
 
 ENCODERS = re.compile("bert|mpnet|nomic|gte|siglip|electra", re.IGNORECASE)
-"""In the names of classes that vLLM pools by CLS; it pools decoders by LAST."""
+"""A part of the names of classes that vLLM pools by CLS; it pools decoders by LAST."""
 
 
 IGNORED_LAYERS = (
@@ -129,7 +124,7 @@ IGNORED_LAYERS = (
 
 
 def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
-    """Return what the server, and what others, assume of a folder without modules.json, or what has no effect in one.
+    """Return the pooling that this and other servers assume without modules.json, or the module that has no effect.
 
     Empty if there is neither.
     """
@@ -153,7 +148,7 @@ def assumption_of(files: FolderFiles, config: ModelConfig) -> str:
 
 
 OTHER_USES = {"MaskedLM": " For SPLADE: --task sparse_embed."}
-"""What a bare folder may be for instead, by the end of its class's name."""
+"""Another use of a bare folder, by the end of its class's name."""
 
 
 GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

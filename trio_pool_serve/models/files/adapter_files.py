@@ -1,6 +1,6 @@
 """A LoRA adapter's files, as PEFT saves them: low-rank updates of a base model's weights.
 
-Hu et al., https://arxiv.org/abs/2106.09685. Keys, defaults and patterns are those of peft 0.21's ``LoraConfig``.
+Hu et al., https://arxiv.org/abs/2106.09685. Keys, defaults and patterns are as in peft 0.21's ``LoraConfig``.
 """
 
 import math
@@ -36,12 +36,12 @@ SLOW_PATTERN = re.compile(r"\)[*+{]|([*+{].*){3}|([?|].*){8}")
 DTYPES = ("F32", "F16", "BF16", "F64")
 
 INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
-"""Of ``init_lora_weights``: all that leave the base's weights as they are."""
+"""Values of ``init_lora_weights`` that leave the base's weights as they are."""
 
 
 @frozen(kw_only=True, eq=False)
 class LowRankUpdate:
-    """What an adapter adds to a module's weight W [out, in]: ``scale * up @ down``.
+    """The update of a module's weight W [out, in]: an adapter adds ``scale * up @ down``.
 
     An embedding's W is [ids, dim], and ``scale * (up @ down).T`` is added. Also where a module stores W transposed
     (transformers' ``Conv1D``), ``up`` has the outputs: the module's class decides, as in PEFT, not ``fan_in_fan_out``.
@@ -58,16 +58,16 @@ class LowRankUpdate:
 
 @frozen(kw_only=True, eq=False)
 class AdapterFiles:
-    """A LoRA adapter. Names are those of the base's modules when it was trained."""
+    """A LoRA adapter. Names are as the base's modules had them when it was trained."""
 
     path: Path
     base: str | None
     """``base_model_name_or_path``: a hub id or a folder."""
     base_revision: str | None
     updates: Mapping[str, LowRankUpdate]
-    """By the module's name in the base, such as ``encoder.layer.0.attention.self.query``."""
+    """Updates by the module's name in the base, such as ``encoder.layer.0.attention.self.query``."""
     weights: Mapping[str, Matrix]
-    """Whole weights that replace the base's, by name: those of ``modules_to_save``, and embeddings."""
+    """Whole weights that replace the base's, by name: of ``modules_to_save``, and of embeddings."""
     target_modules: tuple[str, ...]
     """Names, or their ends after a dot, of all modules that it updates; empty if it declares them in another way."""
     modules_to_save: tuple[str, ...]

@@ -34,7 +34,7 @@ MAX_LABELS = 2**20
 HEAD = re.compile(r"(.+\.)?(score|classifier|classifier\.out_proj)\.weight")
 
 Files: TypeAlias = dict[str, Path | str]
-"""Files by their paths in a folder: what each is linked to, or its text."""
+"""Files by their paths in a folder: the target of a link, or the text of a new file."""
 
 _temporary: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
 """Folders that no cache keeps, until this process ends."""
@@ -95,7 +95,7 @@ def _labels_of_head(adapter: Path) -> int:
 
 
 def _config_of_classifier(base: FolderFiles, adapter: Path, labels: int) -> Mapping[str, Any]:
-    """Return ``config.json`` of a base with a classifier of that many labels, as PEFT's task type says."""
+    """Return ``config.json`` of a base with a classifier of that many labels, by PEFT's task type."""
     of_tokens = read_adapter_config(adapter).get("task_type") == "TOKEN_CLS"
     name = re.sub(r"(For[A-Z]\w*|Model)?$", "", (*base.architectures, "")[0], count=1)
     config = {**base.config, "architectures": [f"{name}For{'Token' if of_tokens else 'Sequence'}Classification"]}

@@ -42,7 +42,7 @@ def why_not_torch(transformer_path: Path) -> str:
 
 
 def has_torch_weights(transformer_path: Path) -> bool:
-    """Return whether there are weights that torch can load, those of an adapter not counted."""
+    """Return whether there are weights that torch can load; an adapter's do not count."""
     found = (path.name for pattern in TORCH_WEIGHTS for path in transformer_path.glob(pattern))
     return any(name != WEIGHTS for name in found)
 

@@ -247,7 +247,7 @@ LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks?|block_sizes|experts|groups)
 """Names of numbers in config.json by which transformers makes that many modules, before it reads a weight."""
 
 MAX_LAYERS = 1000
-"""Of a model whose weights are not that many tensors. ALBERT's layers share their weights."""
+"""Maximum of such a number, unless the weights are that many tensors. ALBERT's layers share their weights."""
 
 MAX_LABELS = 2**20
 """transformers makes a name for each label, whatever the model computes."""
@@ -366,7 +366,7 @@ def find_token_id(files: FolderFiles, token: str) -> int | None:
 
 
 MAX_FILE_BYTES = 2**28
-"""Of a file that is parsed here: tokenizer.json is the largest, with tens of MB."""
+"""Maximum of a file that is parsed here. tokenizer.json is the largest, with tens of MB."""
 
 
 def read_text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The keys of a model's files that are honoured, or that do not change what sentence-transformers computes.
+"""The keys of a model's files that are honoured, or that do not change sentence-transformers' outputs.
 
 Any other key is rejected; docs/model-files.md lists them. From the loaders of sentence-transformers 6.2 and
 transformers 5.24.
@@ -44,8 +44,8 @@ KNOWN_KEYS: Mapping[str, str] = {
         "qalora_group_size"
     ),
 }
-"""By class of module, and by mapping within a Transformer's config. sentence-transformers passes all keys of these to
-a constructor; it ignores unknown keys of other classes."""
+"""Accepted keys, by class of module and by mapping within a Transformer's config. sentence-transformers passes all keys
+of these to a constructor; it ignores unknown keys of other classes."""
 
 OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 
@@ -56,7 +56,7 @@ IF_IGNORED = {
     "LoRA": "the adapter would be applied without it",
     "tokenizer_name_or_path": "texts would be tokenised by the folder's own tokenizer instead",
 }
-"""What would be wrong if a rejected key, or a key in such a mapping, were ignored."""
+"""The mistake that would follow if a rejected key, or a key in such a mapping, were ignored."""
 
 
 def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)

@@ -1,6 +1,6 @@
 """Digests of a model's content, which do not depend on the name and place of its folder.
 
-``model_entry`` finds what was converted from the same files; ``digest_of`` tells whether two machines have the same
+``model_entry`` finds conversions of the same files; by ``digest_of`` two machines find out whether they have the same
 model. Without a cache, which remembers the digests of unchanged files, both read all files: a second for a gigabyte.
 """
 
@@ -22,7 +22,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 NOT_OF_THE_MODEL = frozenset({
     "onnx", "openvino", "coreml", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin",
 })  # fmt: skip
-"""Folders with weights of other runtimes, which some machines lack, and files that training leaves behind."""
+"""Folders with weights of other runtimes, which some machines lack, and files that training writes."""
 
 
 def model_entry(
@@ -51,7 +51,7 @@ def digest_of(folder: Path, config: ModelConfig) -> ModelDigest:
 def fingerprint_of_loaded(
     folder: Path, config: ModelConfig, exported: Iterable[Path], *computed_by: str, as_read: Mapping[str, object]
 ) -> str:
-    """Return the fingerprint of what a model computes from token ids. Blocks.
+    """Return the fingerprint of a model's outputs for token ids. Blocks.
 
     ``exported`` are the files that its weights were taken from, if torch does not load it. Empty if files cannot be
     read, or have changed since ``as_read``, their ``file_states`` before the model was loaded. Raises
@@ -84,7 +84,7 @@ def fingerprint_of(*parts: object) -> str:
 
 
 def files_of_model(folder: Path, suffixes: tuple[str, ...] = (*SMALL_FILES, *WEIGHTS)) -> dict[str, Path]:
-    """Return the files of a model that affect what is computed, by their paths in the folder and sorted by them."""
+    """Return the files of a model that affect its outputs, by their paths in the folder and sorted by them."""
     names = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {
         name.as_posix(): path

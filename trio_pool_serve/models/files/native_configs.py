@@ -48,7 +48,7 @@ GTE = Native(
     },
     added={"max_position_embeddings": 2048, "rope_theta": 10000.0},
 )  # fmt: skip
-"""Alibaba's ``new-impl``, whose defaults differ from those of transformers' class."""
+"""Alibaba's ``new-impl``, whose defaults are not the ones of transformers' class."""
 
 JINA_V5 = Native(
     model_type="qwen3",
@@ -87,11 +87,11 @@ NATIVE: Mapping[str, Native] = {
         ),
     ),
 }  # fmt: skip
-"""By published model type."""
+"""How published configs are read, by published model type."""
 
 
 def modules_in_place(config: Mapping[str, Any], classes: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """Return the ``Native.modules`` of a published config, if ``classes`` of modules.json are what they replace."""
+    """Return the ``Native.modules`` of a published config, if they replace the ``classes`` of modules.json."""
     native = NATIVE.get(str(config.get("model_type")))
     return native.modules if native is not None and [*classes] in ([], [native.module]) else {}
 
@@ -136,8 +136,8 @@ def native_of(place: str, config: Mapping[str, Any]) -> Native | None:
     if native is None:
         return None
     for name, value in native.assumed.items():
-        said = f"{place}: {name} is {config.get(name)!r}, but transformers' own class would compute with {value!r}."
-        require(config.get(name, value) in (value, None), said)
+        wrong = f"{place}: {name} is {config.get(name)!r}, but transformers' own class would compute with {value!r}."
+        require(config.get(name, value) in (value, None), wrong)
     pooling, accepted = config.get("pooling", "avg"), [*native.pooling]
     require(not accepted or pooling in accepted, f"{place}: pooling is {pooling!r}; accepted: {', '.join(accepted)}.")
     return native
@@ -160,7 +160,7 @@ def native_config(native: Native, place: str, config: Mapping[str, Any]) -> dict
 
 
 def _linear_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the frequencies of Alibaba's NTK scaling by s as those of linear scaling, which transformers has.
+    """Return the frequencies of Alibaba's NTK scaling by s in the form of linear scaling, which transformers has.
 
     base' = base · s, and all frequencies are divided by s^(2/d), d the width of a head:
     https://kexue.fm/archives/9706, formula 6; vLLM has the same in ``ntk_scaling_rope.py``.

@@ -15,10 +15,10 @@ INSTEAD = "Serve the original, unquantised checkpoint; on CPU, --dtype int8 quan
 
 @frozen
 class Quantization:
-    """How weights are stored."""
+    """The format in which a checkpoint's weights are stored."""
 
     name: str
-    """For people."""
+    """The format's name, for messages."""
     is_float: bool = True
     """Whether in 8 bits of floating point; else in int8."""
     block: tuple[int, int] | None = None

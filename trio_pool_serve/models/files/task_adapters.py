@@ -11,7 +11,7 @@ from trio_pool_serve.models.files.known_keys import require
 T = TypeVar("T")
 
 LAYOUTS = {"jina_embeddings_v3": "*"}
-"""Where the adapters' folders are, by model type; ``adapters/*`` for all others."""
+"""Patterns of the adapters' folders, by model type; ``adapters/*`` for all others."""
 
 PROMPTS: Mapping[str, Mapping[str, str]] = {
     "jina_embeddings_v3": {

@@ -50,7 +50,7 @@ def merge_adapter(model: Any, adapter: AdapterFiles, optional_weights: Collectio
 
 
 def renaming_to(model: Any) -> Callable[[str], str]:
-    """Return a function that maps names of weights to those of ``model``, as transformers does for checkpoints.
+    """Return a function that maps names of weights to names in ``model``, as transformers does for checkpoints.
 
     Names in older versions of a model, and in its other classes, become its own; others are returned as they are.
     """
@@ -68,7 +68,7 @@ def renaming_to(model: Any) -> Callable[[str], str]:
 
 
 def weight_delta(update: LowRankUpdate, module: nn.Module) -> Tensor:
-    """Return what an update adds to the weight of ``module``, in float32 and as the module stores it.
+    """Return the change of the weight of ``module`` by an update, in float32 and as the module stores it.
 
     Raises ``ModelLoadError`` for modules of other classes than linear layers and embeddings.
     """

@@ -38,10 +38,10 @@ def require_supported_type(place: str, config: Mapping[str, Any]) -> None:
     model_type, code = config.get("model_type"), config.get("auto_map")
     if str(model_type) not in CONFIG_MAPPING:
         if model_type or code:
-            said = (
+            wrong = (
                 f"{model_type}, which transformers does not have" if model_type else f"missing, and auto_map is {code}"
             )
-            raise ModelLoadError(f"{place}: model_type is {said}{f': {OF_CODE}' if code else ''}.")
+            raise ModelLoadError(f"{place}: model_type is {wrong}{f': {OF_CODE}' if code else ''}.")
         return
     names = [name for name in config.get("architectures") or () if name.endswith("ForSequenceClassification")]
     require(
@@ -51,7 +51,7 @@ def require_supported_type(place: str, config: Mapping[str, Any]) -> None:
     )
     try:
         default = CONFIG_MAPPING[str(model_type)]()
-    except Exception:  # a few need arguments; loading the model says more
+    except Exception:  # a few need arguments; loading the model reports the error
         return
     require(
         model_type in ENCODER_CLASSES or not config.get("is_encoder_decoder", default.is_encoder_decoder),

@@ -121,7 +121,7 @@ def open_to_read(file: Path | str, framework: str, device: str = "cpu", **_: obj
         raise unreadable(Path(file), error) from error
 
 
-# transformers would map both kinds of files; of pickles, those in zip files.
+# transformers would map safetensors files, and pickles in zip files.
 vars(modeling_utils).update(safe_open=open_to_read, is_zipfile=lambda _: False)
 
 
@@ -132,7 +132,7 @@ def _dequantized(
     auto_class: Any,
     options: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the class of a model, and what its ``from_pretrained`` needs for weights that are dequantised here."""
+    """Return the class of a model, and its ``from_pretrained`` arguments for weights that are dequantised here."""
     logger.info("%s: weights in %s are dequantised to %s", folder.path.name, quantization.name, params.dtype)
     config: Any = options.get("config") or transformers.AutoConfig.from_pretrained(**options)
     for part in (config, config.get_text_config()):

@@ -46,7 +46,7 @@ class _ToParent(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a line."""
+        """Send a line to the parent."""
         _tell_parent(self._channel, partial(LogLine, record.levelno, record.name), self.format(record))
 
 

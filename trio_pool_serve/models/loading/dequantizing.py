@@ -10,7 +10,7 @@ from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.quantized_files import Quantization
 
 SCALES = (".weight_scale_inv", ".weight_scale")
-"""Names of a weight's scale, behind its module. Both are factors: W = scale · stored, in spite of the first's name."""
+"""Ends of the name of a weight's scale, after its module. Both are factors: W = scale · stored."""
 
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 """Scales of activations, which are not quantised here."""

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ROW_TOKENS = 5
 
 PADDING_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.03}
-"""How much padding may change a number of a row, relative to the row's largest: both computations round."""
+"""Maximum change of a number of a row by padding, relative to the row's largest: both computations round."""
 
 
 def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
@@ -36,7 +36,7 @@ def file_to_convert(folder: AnyModelFolder, dtype: str, reason: str) -> Path:
 
 @define(eq=False)
 class ExportedModel:
-    """Converts an exported file, which it reads: a ``Converter``. ``reason`` says why torch does not load the model.
+    """Converts an exported file, which it reads: a ``Converter``. ``reason``: why torch does not load the model.
 
     Raises ``ModelLoadError`` if the file or the model's heads cannot be used.
     """
@@ -90,7 +90,7 @@ class ExportedModel:
         return replace(self._model, check=Check.of(short, alone), dimensions=dimensions, masks_padding=masks_padding)
 
     def close(self) -> None:
-        """Free its memory."""
+        """Free the memory of the graph."""
         self._graph = None
 
     def _unusable(self, why: str) -> ModelLoadError:
@@ -99,7 +99,7 @@ class ExportedModel:
 
 
 def ways_out(folder: AnyModelFolder) -> str:
-    """Return what the user can do if only torch can convert the model."""
+    """Return advice for a model that only torch can convert."""
     return (
         "Run `pip install torch transformers`. Or, on a machine with these packages and the model's weights for torch, "
         f"run `trio-pool-serve convert {folder.path}`, and use its --cache-dir here."

@@ -88,7 +88,7 @@ def _joined(texts: Sequence[str], count: int) -> Iterator[str]:
 
 
 MAX_TOKENS = 256
-"""Longer texts are truncated."""
+"""Tokens to which longer texts are truncated."""
 
 
 def sample_prompts(

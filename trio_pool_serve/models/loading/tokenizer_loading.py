@@ -111,7 +111,7 @@ def chat_templates_of(
 
 
 def native_options(folder: AnyModelFolder) -> dict[str, Any]:
-    """Return what ``from_pretrained`` needs in place of a config.json whose names transformers does not read."""
+    """Return arguments of ``from_pretrained`` in place of a config.json whose names transformers does not read."""
     if folder.native_config is None:
         return {}
     # Imported here: it takes seconds.
@@ -229,19 +229,17 @@ def _load(folder: AnyModelFolder, entry: CacheEntry | None, *, trust_remote_code
         splits_special_tokens=loaded.backend_tokenizer.encode_special_tokens,
     )
     if entry is not None and type(loaded).__module__.startswith("transformers."):
-        _publish(entry, backend, record)
+        entry.put(partial(_write, backend, record))
     return record.tokenizer(backend)
 
 
-def _publish(entry: CacheEntry, backend: tokenizers.Tokenizer, record: TokenizerRecord) -> None:
-    def write(folder: Path) -> TokenizerRecord:
-        try:
-            backend.save(f"{folder}/{FILE}", pretty=False)
-        except Exception as error:  # the library has no narrower type: for parts in Python, and for a full disk
-            raise StorageError(f"{record.what}: {error}") from error
-        return record
-
-    entry.put(write)
+def _write(backend: tokenizers.Tokenizer, record: TokenizerRecord, folder: Path) -> TokenizerRecord:
+    """Write a tokenizer to a folder of the cache; return its record. Raises ``StorageError``."""
+    try:
+        backend.save(f"{folder}/{FILE}", pretty=False)
+    except Exception as error:  # the library has no narrower type: for parts in Python, and for a full disk
+        raise StorageError(f"{record.what}: {error}") from error
+    return record
 
 
 def _adapted(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> tokenizers.Tokenizer:
@@ -338,8 +336,8 @@ def _fault(
     tokens = {*special_tokens.values(), *_more_tokens(config)}
     if lacking := sorted(tokens - {token["content"] for token in document["added_tokens"]}):
         return f"{FILE} does not add {', '.join(lacking)}"
-    said = {int(index): _flags(token) for index, token in (config.get("added_tokens_decoder") or {}).items()}
-    if said not in ({}, added):
+    declared = {int(index): _flags(token) for index, token in (config.get("added_tokens_decoder") or {}).items()}
+    if declared not in ({}, added):
         return f"tokenizer_config.json and {FILE} add different tokens"
     normalizer, pre_tokenizer = document.get("normalizer") or {}, document.get("pre_tokenizer") or {}
     in_file = {

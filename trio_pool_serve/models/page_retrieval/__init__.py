@@ -2,7 +2,7 @@
 
 One vector per patch of a page and per token of a query (Faysse et al., https://arxiv.org/abs/2407.01449).
 transformers' ``*ForRetrieval`` folders, bare or with sentence-transformers' modules.json. The text around a query and
-around a page is not in the model's files; the constants below repeat those of transformers' processors.
+around a page is not in the model's files; the constants below repeat constants of transformers' processors.
 """
 
 from collections.abc import Mapping, Sequence

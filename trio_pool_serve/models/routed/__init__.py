@@ -1,7 +1,7 @@
 """Embedding models with a Router, or Asym: queries and documents have transformers or tables of their own.
 
 Each route, with the modules after the Router, is read and loaded as a model of its own: a transformer or a static
-embedding. Routes are numbered, those with a transformer first.
+embedding. Routes are numbered, routes with a transformer first.
 """
 
 from typing import get_args
@@ -28,7 +28,7 @@ class Routed(ModelSpec):
 
     @property
     def pooling(self) -> str:
-        """Each route has its own."""
+        """The name for a pooling type of each route's own."""
         return "router"
 
     @property

@@ -73,7 +73,7 @@ def _read_encoding(files: ModuleFiles) -> SparseEncoding:
     found = []
     for name, (tensor, shape) in of_names.items():
         if tensor is None or tensor.shape != shape:
-            what = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
-            raise ModelLoadError(f"{files.path}: {name} is {what}; its shape must be {list(shape)}.")
+            found_shape = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise ModelLoadError(f"{files.path}: {name} is {found_shape}; its shape must be {list(shape)}.")
         found.append(tensor.float())
     return SparseEncoding(*found, standardises=bool(files.config.get("normalize")))

@@ -25,7 +25,7 @@ from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import LookupFormat
 
 MAX_TOKENS = 2**17
-"""Maximum tokens of an input unless tokenizer.json or ``--max-model-len`` says otherwise: the models have no maximum,
+"""Maximum tokens of an input unless tokenizer.json or ``--max-model-len`` sets another: the models have no maximum,
 and tokenising this many takes half a second."""
 
 
@@ -47,11 +47,6 @@ class Static(ModelSpec):
     def pooling(self) -> str:
         """The mean of the rows, over all tokens."""
         return "mean"
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether the last of its modules is a Normalize."""
-        return bool(self.modules) and self.modules[-1].name == "Normalize"
 
     @property
     def undeclared_max_tokens(self) -> int:

@@ -43,7 +43,7 @@ QWEN_IMAGE_TOKEN = 151655
 
 @frozen(kw_only=True)
 class ImagePatches:
-    """How an image becomes tokens.
+    """The patches of an image, which become tokens.
 
     An image is split into patches of ``patch_size`` pixels per side, repeated over ``temporal_patch_size`` frames.
     ``merge_size`` × ``merge_size`` patches become one token, in the place of ``token_id``.
