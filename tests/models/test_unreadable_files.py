@@ -15,14 +15,14 @@ from tests.models.model_families import refuse, write_family
 from tests.server.server_process import ROOT
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.tensors import read_tensors
+from trio_pool_serve.models.files.safetensors_files import read_tensors
 from trio_pool_serve.models.folder import locate_model
 
 READ = """
 import sys
 from pathlib import Path
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.tensors import read_tensors
+from trio_pool_serve.models.files.safetensors_files import read_tensors
 from trio_pool_serve.models.folder import locate_model
 try:
     read_tensors(locate_model(sys.argv[1]) / "model.safetensors")

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from trio_pool_serve.models.files.folder_files import read_json, read_text, require_regular_files
 from trio_pool_serve.models.files.known_keys import require, require_known
-from trio_pool_serve.models.files.tensors import read_tensors
+from trio_pool_serve.models.files.safetensors_files import read_tensors
 
 Matrix: TypeAlias = npt.NDArray[np.float32]
 

@@ -18,7 +18,7 @@ from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.adapter_files import CONFIG, WEIGHTS, read_adapter_config
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files, require_regular_files
 from trio_pool_serve.models.files.model_digest import files_of_model
-from trio_pool_serve.models.files.tensors import read_shapes
+from trio_pool_serve.models.files.safetensors_files import read_shapes
 
 ADAPTER = "adapter_to_merge"
 """The adapter's folder in a joined one. Not at its top, where transformers would apply it, with peft."""

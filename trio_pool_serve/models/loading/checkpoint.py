@@ -24,7 +24,7 @@ from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.quantized_files import Quantization
-from trio_pool_serve.models.files.tensors import unreadable
+from trio_pool_serve.models.files.safetensors_files import unreadable
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter
 from trio_pool_serve.models.loading.architectures import ENCODER_CLASSES, OF_CODE, require_supported_type
 from trio_pool_serve.models.loading.dequantizing import dequantize

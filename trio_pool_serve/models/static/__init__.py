@@ -19,7 +19,7 @@ from trio_pool_serve.models.files.folder_files import STATIC as MODULE
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
 from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
-from trio_pool_serve.models.files.tensors import FILE, read_shapes
+from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.text.formats import LookupFormat

@@ -3,7 +3,7 @@
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
-from trio_pool_serve.models.files.tensors import FILE, read_tensors
+from trio_pool_serve.models.files.safetensors_files import FILE, read_tensors
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.static import Static
 from trio_pool_serve.runner.runner_description import RunnerDescription

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.tensors import read_shapes, read_tensors
+from trio_pool_serve.models.files.safetensors_files import read_shapes, read_tensors
 
 pytestmark = pytest.mark.unit
 
