@@ -245,8 +245,7 @@ class BulkRowError(PoolServeError):
 class StorageError(PoolServeError):
     """A file or a database cannot be read or written, for example because the disk is read-only.
 
-    Committed data is intact; once the cause is fixed, the work can be resumed. The message is for the log and has a
-    path; clients get ``shown``, which has none.
+    Committed data is intact: the work can be resumed later. The message has a path, for the log; clients get ``shown``.
     """
 
     shown = "The server cannot use its data folder. Its log says why."
@@ -294,10 +293,7 @@ class WorkerTooSlowError(PoolServeError):
 
 
 class WorkerDiedError(PoolServeError):
-    """The process that did some work has died; the caller knows which work.
-
-    ``exit_code`` is as in ``multiprocessing``: negative if a signal ended the process.
-    """
+    """The process of some work has died; the caller knows which work. ``exit_code`` is negative for a signal."""
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
         super().__init__(message)
@@ -311,6 +307,12 @@ class ModelLoadError(PoolServeError):
     def of_model(cls, name: str, cause: BaseException) -> Self:
         """Return the error of a server that cannot start, with the name of the model."""
         return cls(f"{name} cannot be loaded: {cause}")
+
+
+def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)
+    """Raise ``ModelLoadError`` with this message if something is not right."""
+    if not is_right:
+        raise ModelLoadError(otherwise)
 
 
 class RunnerDeadError(PoolServeError):

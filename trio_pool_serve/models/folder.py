@@ -8,7 +8,7 @@ from pathlib import Path
 from attrs import evolve
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import CONFIG as ADAPTER_CONFIG
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
 from trio_pool_serve.models.files.adapter_folder import adapter_in, join_folders
@@ -20,7 +20,6 @@ from trio_pool_serve.models.files.chat_template import (
 )
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.model_digest import file_states
 from trio_pool_serve.models.files.native_configs import (
     end_token_of,

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import numpy as np
 from attrs import frozen
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.runner.ward_clusters import ward_clusters
 from trio_pool_serve.types import Vectors

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.classification import Classifier, TokenClassifier
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint
 from trio_pool_serve.models.loading.sentence_modules import load_pooled
 from trio_pool_serve.models.model_kind import ModelFolder

@@ -12,10 +12,9 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.folder_files import read_json, read_text, require_regular_files
-from trio_pool_serve.models.files.known_keys import require, require_known
+from trio_pool_serve.models.files.known_keys import require_known
 from trio_pool_serve.models.files.safetensors_files import read_tensors
 
 Matrix: TypeAlias = npt.NDArray[np.float32]

@@ -12,8 +12,8 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require, require_known
+from trio_pool_serve.errors import ModelLoadError, require
+from trio_pool_serve.models.files.known_keys import require_known
 from trio_pool_serve.models.files.native_configs import Native, modules_in_place
 from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 

@@ -59,12 +59,6 @@ IF_IGNORED = {
 """The mistake that would follow if a rejected key, or a key in such a mapping, were ignored."""
 
 
-def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)
-    """Raise ``ModelLoadError`` with this message if something is not right."""
-    if not is_right:
-        raise ModelLoadError(otherwise)
-
-
 def require_known(kind: str, place: str, config: Mapping[str, Any]) -> None:
     """Raise ``ModelLoadError`` for a key that is not among ``KNOWN_KEYS`` of a kind, unless its value is empty."""
     known = KNOWN_KEYS[kind].split() if kind in KNOWN_KEYS else config

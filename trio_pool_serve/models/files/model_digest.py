@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import require
 from trio_pool_serve.storage.file_digests import ModelDigest, file_digests
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import ModelLoadError, require
 
 
 @frozen(kw_only=True)

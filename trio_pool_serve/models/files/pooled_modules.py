@@ -6,9 +6,8 @@ Pooling writes ``VECTOR``, and the modules after it map that. The last module of
 
 from collections.abc import Sequence
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_router
-from trio_pool_serve.models.files.known_keys import require
 
 VECTOR, SCORES = "sentence_embedding", "scores"
 

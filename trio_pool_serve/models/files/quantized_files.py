@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import require
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 STRATEGIES = ("tensor", "channel", "block")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.rendering.stored_tensor import TensorEntry, read_header
 
 FILE = "model.safetensors"
@@ -70,9 +69,8 @@ def _errors_of(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        pickled = file.with_name("pytorch_model.bin")
-        others = f" Weights in {pickled.name} are not supported." if pickled.exists() else ""
-        require(file.exists(), f"{file.parent} contains no {file.name}.{others}")
+        missing = f"{file.parent} contains no {file.name}. Weights in pytorch_model.bin are not supported."
+        require(file.exists(), missing)
         raise unreadable(file, error) from error
 
 

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.adapter_files import CONFIG
 from trio_pool_serve.models.files.adapter_folder import ADAPTER
-from trio_pool_serve.models.files.known_keys import require
 
 T = TypeVar("T")
 

@@ -12,12 +12,11 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.classification import score_activation
 from trio_pool_serve.models.embedding import GENERATORS
 from trio_pool_serve.models.files.chat_template import names_both_texts, read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id, read_text
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair

@@ -13,9 +13,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.token_pooling import read_token_pooling

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights
 from trio_pool_serve.models.loading.sentence_modules import load_modules

@@ -11,8 +11,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.adapter_files import AdapterFiles, LowRankUpdate
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.runner.adapter_store import shown
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import ModelLoadError, require
 
 ENCODER_CLASSES = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Classes by model type, for encoder–decoders whose encoder alone sentence-transformers uses."""

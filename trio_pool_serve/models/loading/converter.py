@@ -13,8 +13,7 @@ from attrs import define, field
 from msgspec import Struct
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.processes.child_process import BlockingChild
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 from trio_pool_serve.telemetry.start_display import report_step

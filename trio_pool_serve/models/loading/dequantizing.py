@@ -6,7 +6,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.quantized_files import Quantization
 
 SCALES = (".weight_scale_inv", ".weight_scale")

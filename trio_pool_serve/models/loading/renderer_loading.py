@@ -4,9 +4,8 @@ from pathlib import Path
 
 from attrs import evolve
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import read_json
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations

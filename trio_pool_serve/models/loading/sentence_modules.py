@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import has_layers
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.model_kind import ModelFolder, pooling_modes

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.folder_files import MAX_LAYERS
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.runner.adapter_store import shown
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tokenizers
 
-from trio_pool_serve.models.files.known_keys import require
+from trio_pool_serve.errors import require
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
 from trio_pool_serve.models.dual_encoder import ImageTower, tower_processor
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.late_interaction import LateInteraction
 from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, ScoringMask, kept_tokens_of, scoring_mask
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer

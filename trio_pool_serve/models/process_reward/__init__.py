@@ -9,10 +9,9 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.classification import read_labels
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 
 STEP_TOKEN = "<extra_0>"  # noqa: S105  (a token of the vocabulary, no secret)

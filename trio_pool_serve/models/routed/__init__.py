@@ -9,10 +9,9 @@ from typing import get_args
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import STATIC, TRANSFORMERS, FolderFiles, files_of_route
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.sparse import SPARSE_MODULES
 from trio_pool_serve.prompts import InputType

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import ModuleFiles
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.checkpoint import load_checkpoint, read_weights, require_own_class
 from trio_pool_serve.models.loading.sentence_modules import load_pooler
 from trio_pool_serve.models.model_kind import ModelFolder

@@ -13,11 +13,10 @@ import msgspec
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.embedding import similarity_of, with_settings
 from trio_pool_serve.models.files.folder_files import STATIC as MODULE
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec

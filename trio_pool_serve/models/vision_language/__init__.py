@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
 from trio_pool_serve.models.embedding import (
     STATES,
     Embedding,
@@ -25,7 +25,6 @@ from trio_pool_serve.models.embedding import (
 )
 from trio_pool_serve.models.files.chat_template import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
-from trio_pool_serve.models.files.known_keys import require
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind
 from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
