@@ -60,6 +60,12 @@ def refused(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, field="prompts")
 
 
+def require_tensor(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)
+    """Raise ``InvalidRequestError`` with this message if something is not right."""
+    if not is_right:
+        raise refused(otherwise)
+
+
 @frozen(eq=False)
 class StoredTensor:
     """A dense tensor of little-endian numbers within ``buffer`` (uint8), from byte ``start``.
@@ -78,14 +84,18 @@ class StoredTensor:
     def __attrs_post_init__(self) -> None:
         # A bool is an int as well, and numpy accepts it as a size.
         sizes = (*self.shape, *(self.strides or ()), self.start)
-        if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes):
-            raise refused("The tensor's sizes and offsets are not valid.")
+        require_tensor(
+            all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes),
+            "The tensor's sizes and offsets are not valid.",
+        )
         end = self.start + self.nbytes
         if self.strides is not None and self.nbytes:
             last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
             end = max(end, self.start + last + ITEM_BYTES[self.dtype])
-        if end > len(self.buffer):
-            raise refused("The tensor is truncated or expanded: its header declares more numbers than there are.")
+        require_tensor(
+            end <= len(self.buffer),
+            "The tensor is truncated or expanded: its header declares more numbers than there are.",
+        )
 
     @property
     def nbytes(self) -> int:
@@ -102,8 +112,10 @@ class StoredTensor:
 
 def count_of(shape: tuple[int, ...]) -> int:
     """Return how many numbers a shape has. Raises ``InvalidRequestError`` above ``MAX_DIMENSIONS``."""
-    if len(shape) > MAX_DIMENSIONS:
-        raise refused(f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.")
+    require_tensor(
+        len(shape) <= MAX_DIMENSIONS,
+        f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.",
+    )
     return math.prod(shape)
 
 
@@ -116,11 +128,11 @@ def read_tensor(buffer: FileBytes) -> StoredTensor:
         return read_safetensors(buffer)
     if magic.startswith(b"PK\3\4"):
         return read_torch_archive(buffer)
-    if magic.startswith(b"\x80"):
-        raise refused(
-            "The old format of torch.save is not accepted: leave out _use_new_zipfile_serialization=False, or send "
-            "safetensors or .npy."
-        )
+    require_tensor(
+        not magic.startswith(b"\x80"),
+        "The old format of torch.save is not accepted: leave out _use_new_zipfile_serialization=False, or send "
+        "safetensors or .npy.",
+    )
     raise refused("The tensor is in an unknown format: files of torch.save, safetensors and .npy are accepted.")
 
 
@@ -139,8 +151,10 @@ def read_npy(buffer: FileBytes) -> StoredTensor:
         raise refused("Of .npy files, versions 1.0 and 2.0 are read.") from error
     except Exception as error:  # numpy raises various errors for invalid headers
         raise refused("The header of the .npy file cannot be read.") from error
-    if dtype.hasobject or dtype.newbyteorder("<") != dtype or dtype.name not in ("float16", "float32"):
-        raise refused(f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.")
+    require_tensor(
+        not dtype.hasobject and dtype.newbyteorder("<") == dtype and dtype.name in ("float16", "float32"),
+        f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.",
+    )
     return StoredTensor(buffer, dtype.name, shape, stream.tell(), is_column_major)
 
 
@@ -155,8 +169,11 @@ class TensorEntry:
     def fits(self, item_bytes: int) -> bool:
         """Return whether the numbers of the shape, of that size each, are as many bytes as there are."""
         begin, end = self.data_offsets
-        is_valid = len(self.shape) <= MAX_DIMENSIONS and min((*self.shape, begin)) >= 0
-        return is_valid and end - begin == math.prod(self.shape) * item_bytes
+        return (
+            len(self.shape) <= MAX_DIMENSIONS
+            and min((*self.shape, begin)) >= 0
+            and end - begin == math.prod(self.shape) * item_bytes
+        )
 
 
 ENTRIES = msgspec.json.Decoder(TensorEntry)
@@ -186,14 +203,13 @@ def read_safetensors(buffer: FileBytes) -> StoredTensor:
         entries, numbers = read_header(io.BytesIO(buffer[: MAX_HEADER + 8].tobytes()), MAX_HEADER)
     except ValueError as error:
         raise refused(f"The safetensors file cannot be read: {error}.") from error
-    if len(entries) != 1:
-        raise refused(f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.")
+    require_tensor(len(entries) == 1, f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.")
     (entry,) = entries.values()
-    if entry.dtype not in SAFETENSORS_DTYPES:
-        raise refused(f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32.")
+    require_tensor(
+        entry.dtype in SAFETENSORS_DTYPES, f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32."
+    )
     dtype = SAFETENSORS_DTYPES[entry.dtype]
-    if not entry.fits(ITEM_BYTES[dtype]):
-        raise refused("The safetensors header's shape and offsets contradict each other.")
+    require_tensor(entry.fits(ITEM_BYTES[dtype]), "The safetensors header's shape and offsets contradict each other.")
     return StoredTensor(buffer, dtype, entry.shape, numbers + entry.data_offsets[0])
 
 
@@ -252,8 +268,10 @@ def read_torch_archive(buffer: FileBytes) -> StoredTensor:
     pickled, order = members.get("data.pkl", buffer[:0]), members.get("byteorder")
     if not 0 < len(pickled) <= MAX_PICKLE:
         raise _unsupported(f"its data.pkl has {len(pickled)} bytes, and 1 to {MAX_PICKLE} are read")
-    if order is not None and order[:7].tobytes() != b"little":
-        raise refused("The tensor was saved on a big-endian machine; its numbers must be little-endian.")
+    require_tensor(
+        order is None or order[:7].tobytes() == b"little",
+        "The tensor was saved on a big-endian machine; its numbers must be little-endian.",
+    )
     try:
         return _unpickled(pickled.tobytes(), members)
     except InvalidRequestError:
@@ -299,11 +317,15 @@ def _members(buffer: FileBytes) -> Mapping[str, FileBytes]:
         contents = [_content(buffer, info.header_offset, info.compress_size) for info in infos]
     except Exception as error:  # zipfile raises various errors for broken directories
         raise refused("The tensor is truncated: the directory of its zip archive cannot be read.") from error
-    if any(info.compress_type or info.flag_bits & 1 or info.compress_size != info.file_size for info in infos):
-        raise refused("The zip archive has members that are compressed or encrypted; torch.save writes none.")
+    require_tensor(
+        not any(info.compress_type or info.flag_bits & 1 or info.compress_size != info.file_size for info in infos),
+        "The zip archive has members that are compressed or encrypted; torch.save writes none.",
+    )
     members = {info.filename.partition("/")[2]: content for info, content in zip(infos, contents, strict=True)}
-    if len(members) < len(infos) or sum(map(len, contents)) > len(buffer):
-        raise refused("The zip archive has members that overlap or have the same name; torch.save writes none.")
+    require_tensor(
+        len(members) == len(infos) and sum(map(len, contents)) <= len(buffer),
+        "The zip archive has members that overlap or have the same name; torch.save writes none.",
+    )
     return members
 
 
