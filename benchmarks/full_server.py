@@ -4,15 +4,17 @@
 request of a connection before it is refused.
 """
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.engine_rows import InstantRunner
-from trio_pool_serve.api.http import middleware, task_handler
+from trio_pool_serve.api.http import overload, task_handler
 from trio_pool_serve.cli import read_config, run
-from trio_pool_serve.server import contained_connection, early_refusals
+from trio_pool_serve.server import contained_connection
+from trio_pool_serve.server.acceptor import Acceptor
 from trio_pool_serve.server.http_connection import HttpConnection
 from trio_pool_serve.types import Batch, CopiedBatch
 
@@ -41,15 +43,23 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     return lambda: setattr(owner, name, replacement)
 
 
-refuse = task_handler._refuse  # noqa: SLF001
+refuse = overload._refuse  # noqa: SLF001
+
+
+def _unasked(app: Any, config: Any, context: Any, *more: Any) -> HttpConnection:
+    """Return a connection that refuses no requests itself."""
+    context = copy.copy(context)
+    context.refusals = None
+    return HttpConnection(app, config, context, *more)
+
 
 POINTS: Mapping[str, Callable[[], None]] = {
-    "on acceptance": _replace(early_refusals.EarlyRefusals, "answer", lambda *_: b""),
-    "on connections": _replace(contained_connection, "HttpConnection", lambda *known: HttpConnection(*known[:6])),
-    "again": _replace(middleware, "KEPT_S", -1.0),
-    "reading": _replace(early_refusals, "MAX_LAG_S", -1.0),
-    "by length": _replace(task_handler, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
-    "before thread": _replace(task_handler, "_refuse_before_hop", lambda *_: None),
+    "on acceptance": _replace(Acceptor, "_answer_first", lambda *_: b""),
+    "on connections": _replace(contained_connection, "HttpConnection", _unasked),
+    "again": _replace(overload, "KEPT_S", -1.0),
+    "reading": _replace(overload, "MAX_LAG_S", -1.0),
+    "by length": _replace(overload, "_refuse", lambda *known, **more: len(known) < 3 or refuse(*known, **more)),
+    "before thread": _replace(task_handler, "refuse_before_thread", lambda *_: None),
 }
 
 if __name__ == "__main__":  # worker processes import what started the server

@@ -129,7 +129,8 @@ async def full_server(checkout: str, without: str, models: int) -> AsyncIterator
     """Run a server whose queue is full."""
     filling = json.dumps({"input": [" ".join(["word"] * 200)] * FILLING_TEXTS}).encode()
     port = free_port()
-    command = [sys.executable, str(ROOT / "benchmarks" / "full_server.py"), *([f"-{without}"] if without else [])]
+    program = Path(checkout) / "benchmarks" / "full_server.py"
+    command = [sys.executable, str(program), *([f"-{without}"] if without else [])]
     # With the least of bounds any request is refused while another waits.
     command += [f"{name}={MODEL_PATH}" for name in (MODEL_NAME, *map(str, range(1, models)))]
     command += ["--port", str(port), "--max-queue-s", "0.001", "--request-timeout-s", "3600"]

@@ -1,7 +1,7 @@
 """The composition root: settings in, an ASGI app out."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import trio
 from quart import Blueprint, Response
@@ -19,9 +19,8 @@ from trio_pool_serve.api.http.endpoint_choice import endpoints_by_path
 from trio_pool_serve.api.http.forwarding import serve_forwarded
 from trio_pool_serve.api.http.line_responder import LineResponder
 from trio_pool_serve.api.http.middleware import Middleware
+from trio_pool_serve.api.http.overload import OverloadGate, errors_agree
 from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.api.http.request_log import log_request
-from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler, task_routes
 from trio_pool_serve.api.routes.adapters import ADAPTER_CHANGES, adapter_change_routes
@@ -58,10 +57,6 @@ BLUEPRINTS: list[Blueprint] = []
 """Quart blueprints with the routes of plugins; every app serves them."""
 
 
-EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
-"""Status, headers and body."""
-
-
 class PoolServeApp(QuartTrio):
     """The ASGI app over a service. All routes of the server are in ``routes``, none are Quart's.
 
@@ -73,6 +68,7 @@ class PoolServeApp(QuartTrio):
     service: Service
     middleware: Middleware
     routes: RouteTable
+    overload: OverloadGate
     polled: frozenset[tuple[str, str]] = PROBE_ROUTES | {("GET", "/metrics"), ("GET", LIVE_PATH)}
     """Methods and routes that are not in the access log: probes, scrapes, and the console's updates."""
 
@@ -82,38 +78,6 @@ class PoolServeApp(QuartTrio):
         request = HttpRequest(scope, path, self.service.config.network.max_body_bytes)
         request.route = self.routes.template_of(path)
         return request
-
-    def is_refusing(self, waited_s: float) -> bool:
-        """Return whether a queue is so full that ``refuse_early`` may refuse a request after ``waited_s``."""
-        served = self.service.served.values()
-        return not self.service.draining and any(each.engine.queue.admission.is_refusing(waited_s) for each in served)
-
-    def refuse_early(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
-        """Return the response to a request that every model would refuse; ``None`` if it has to be handled.
-
-        ``body`` is the complete body.
-        """
-        request = self.request_of(scope)
-        handler = self.routes.find(scope["method"], request.path)
-        if not isinstance(handler, TaskHandler):
-            return None
-        request.body.append(body)
-        request.body.set_complete()
-        return self._early(request, self.middleware.refuse_early(request, handler))
-
-    def refuse_without_key(self, scope: Mapping[str, Any]) -> EarlyResponse | None:
-        """Return the response to a request that lacks the API key it needs; ``None`` for others."""
-        if not self.service.api_keys.are_needed:
-            return None
-        request = self.request_of(scope)
-        return self._early(request, self.middleware.refuse_without_key(request))
-
-    def _early(self, request: HttpRequest, response: HttpResponse | None) -> EarlyResponse | None:
-        """Log a request that is answered before the app is called, and return its response."""
-        if response is None or not isinstance(response.body, bytes):
-            return None
-        log_request(request, self.service)
-        return response.status, response.encoded_headers(), response.body
 
     async def handle_websocket(self, websocket: Any) -> Any:
         """Authenticate a websocket, then pass it to the route that a user has added; refuse it if there is none.
@@ -215,6 +179,16 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
         open_routes=PROBE_ROUTES | OPEN_ROUTES,
         for_admins=ADMIN_PATHS | MODEL_CHANGES | ADAPTER_CHANGES,
         monitored=MONITORED_PATHS,
+    )
+    app.overload = OverloadGate(
+        app.service,
+        app.middleware,
+        app.request_of,
+        {
+            path
+            for (_, path), handler in app.routes.routes.items()
+            if isinstance(handler, TaskHandler) and errors_agree(handler.candidates)
+        },
     )
     responder = LineResponder(app.service, app.routes, OPENAI)
     routes = LineRoutes(

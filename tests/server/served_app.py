@@ -12,6 +12,7 @@ from hypercorn.config import Config
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.server.listener import serve_app
 from trio_pool_serve.server.listening_socket import open_listening_socket
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.server.server_context import Connections, ServerContext
 
 
@@ -38,10 +39,16 @@ async def served_app(
 
 @asynccontextmanager
 async def served_on(
-    listening: socket.socket, app: Any, connections: Connections, settings: Config | None = None, **options: Any
+    listening: socket.socket,
+    app: Any,
+    connections: Connections,
+    settings: Config | None = None,
+    *,
+    refusals: RefusalWriter | None = None,
+    **options: Any,
 ) -> AsyncIterator[None]:
     """Serve an app on a listening socket until the end of the block."""
-    stop, context = trio.Event(), ServerContext(connections=connections)
+    stop, context = trio.Event(), ServerContext(connections=connections, refusals=refusals)
     if settings is None:
         settings = Config()
         settings.keep_alive_timeout = 75

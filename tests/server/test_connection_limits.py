@@ -18,7 +18,7 @@ from tests.server.served_app import app, connect, served_app, served_on
 from tests.server.server_process import ENGINE_PROCESS, SCRIPTED, launched, until
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.server import listener
+from trio_pool_serve.server import acceptor
 from trio_pool_serve.server.listening_socket import open_listening_socket, raise_file_limit, refuse_rest
 from trio_pool_serve.server.server_context import Connections
 
@@ -195,7 +195,7 @@ class Refusing(socket.socket):
 
 async def test_connections_go_on_when_a_new_one_has_an_error_before_it_is_accepted(caplog, monkeypatch):
     """These are the errors of Linux; a firewall or security module refuses with the first two."""
-    monkeypatch.setattr(listener, "ERROR_PAUSE_S", 0.001)
+    monkeypatch.setattr(acceptor, "ERROR_PAUSE_S", 0.001)
     own = [errno.EPERM, errno.EACCES, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP]
     of_network = [errno.ENETDOWN, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH]
     with open_listening_socket(NetworkConfig(port=0)) as opened, Refusing(fileno=opened.detach()) as listening:

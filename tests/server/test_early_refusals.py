@@ -16,16 +16,18 @@ import trio.testing
 
 from tests.conftest import assert_idle, full_queue, running
 from tests.server.served_app import served_app
-from trio_pool_serve.api.http import task_handler
-from trio_pool_serve.app import PoolServeApp, create_app
+from trio_pool_serve.api.http import overload, task_handler
+from trio_pool_serve.api.http.overload import MAX_LAG_S, OverloadGate
+from trio_pool_serve.app import create_app
 from trio_pool_serve.engine.admission import LOAD_MARGIN, EstimatedWork
 from trio_pool_serve.engine.speed import MIN_BATCHES
 from trio_pool_serve.errors import OverloadedError
-from trio_pool_serve.server import early_refusals, listener
+from trio_pool_serve.server import acceptor
+from trio_pool_serve.server.acceptor import Acceptor
 from trio_pool_serve.server.client_socket import seconds_since_arrival
-from trio_pool_serve.server.early_refusals import MAX_LAG_S, EarlyRefusals
-from trio_pool_serve.server.listener import Acceptor, hypercorn_config
+from trio_pool_serve.server.listener import hypercorn_config
 from trio_pool_serve.server.listening_socket import REFUSAL
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry import logs
@@ -68,17 +70,18 @@ class Listening:
 @asynccontextmanager
 async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
     refused_early = []
-    refuse_early = PoolServeApp.refuse_early
+    answer = OverloadGate.answer
 
     def noting(self, scope, body):
-        refusal = refuse_early(self, scope, body)
+        refusal = answer(self, scope, body)
         refused_early.append(refusal is not None)
         return refusal
 
-    monkeypatch.setattr(PoolServeApp, "refuse_early", noting)
-    monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
+    monkeypatch.setattr(OverloadGate, "answer", noting)
+    monkeypatch.setattr(overload, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
     app, settings = create_app(service.config, service), hypercorn_config(service.config)
-    async with served_app(app, Connections.of(service), settings, refusing=app) as listening:
+    refusals = RefusalWriter(app.overload, settings)
+    async with served_app(app, Connections.of(service), settings, refusals=refusals) as listening:
         yield Listening(listening, refused_early)
 
 
@@ -229,7 +232,7 @@ async def test_an_app_that_raises_leaves_the_listener_alone(server, service, mon
     def fail(*_) -> None:
         raise RuntimeError("not expected")
 
-    monkeypatch.setattr(PoolServeApp, "refuse_early", fail)
+    monkeypatch.setattr(OverloadGate, "answer", fail)
     with full_queue(service):
         for _ in range(3):
             assert (await server.ask(post()))[0].startswith(b"HTTP/1.1 429")
@@ -276,7 +279,7 @@ def observe_rate(service: Service, *, seconds_per_token: float) -> None:
 
 
 async def test_connections_soon_after_a_refusal_are_accepted_all_at_once(server, service, monkeypatch):
-    monkeypatch.setattr(listener, "REFUSING_PAUSE_S", 1.0)
+    monkeypatch.setattr(acceptor, "REFUSING_PAUSE_S", 1.0)
     rounds = []
     accept_some = Acceptor._accept_some
 
@@ -317,8 +320,8 @@ async def ask_a_lagging_server(server: Listening, *asked: tuple[str, bytes]) -> 
 async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_just_before_but_for_one_now_and_then(
     server, service, monkeypatch
 ):
-    monkeypatch.setattr(early_refusals, "MAX_LAG_S", MAX_LAG_S)
-    monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", NEVER_S)
+    monkeypatch.setattr(overload, "MAX_LAG_S", MAX_LAG_S)
+    monkeypatch.setattr(overload, "REFUSED_AGAIN_S", NEVER_S)
     with full_queue(service):
         (first,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
         assert first.startswith(b"HTTP/1.1 429")
@@ -328,22 +331,22 @@ async def test_a_lagging_server_refuses_requests_unread_from_addresses_refused_j
         assert again == REFUSAL
         assert health.startswith(b"HTTP/1.1 200")
         assert other.startswith(b"HTTP/1.1 429")
-        monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", 0.0)
+        monkeypatch.setattr(overload, "REFUSED_AGAIN_S", 0.0)
         (read,) = await ask_a_lagging_server(server, ("127.0.0.1", post()))
         assert read.startswith(b"HTTP/1.1 429")
-        monkeypatch.setattr(early_refusals, "REFUSED_AGAIN_S", NEVER_S)
-        monkeypatch.setattr(early_refusals, "MAX_LAG_S", NEVER_S)  # it keeps up again
+        monkeypatch.setattr(overload, "REFUSED_AGAIN_S", NEVER_S)
+        monkeypatch.setattr(overload, "MAX_LAG_S", NEVER_S)  # it keeps up again
         (read,) = await server.ask(post())
         assert read.startswith(b"HTTP/1.1 429")
     assert value_of(service.metrics.connections_refused) == 1
     assert_idle(service)
 
 
-def test_few_addresses_are_remembered(monkeypatch):
-    monkeypatch.setattr(early_refusals, "MAX_ADDRESSES", 2)
-    remembering = EarlyRefusals(None, None, None)
+async def test_few_addresses_are_remembered(monkeypatch):
+    monkeypatch.setattr(overload, "MAX_ADDRESSES", 2)
+    remembering = OverloadGate(None, None, None, ())
     for number in range(5):
-        remembering._remember(f"127.0.0.{number}", float(number))
+        remembering.note_refused(f"127.0.0.{number}")
         assert len(remembering._refused_at) <= 2
 
 

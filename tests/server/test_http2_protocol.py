@@ -30,6 +30,7 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.server.frame_budget import BURST, BYTES_PER_FRAME, PER_REQUEST, PER_S, FrameBudget
 from trio_pool_serve.server.http2_protocol import HEAD_BYTES_PER_FRAME, TURN_S, USUAL_HEAD, Http2Protocol, SingleFrames
 from trio_pool_serve.server.listener import hypercorn_config
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.server.server_context import ADDRESS_CONNECTIONS, Connections
 from trio_pool_serve.service import Service
 
@@ -511,7 +512,7 @@ async def serving_keyed(service: Service, called: list[str] | None = None) -> As
 
     settings = hypercorn_config(service.config)
     async with (
-        served_app(app_of_calls, Connections(), settings, refusing=made) as listening,
+        served_app(app_of_calls, Connections(), settings, refusals=RefusalWriter(made.overload, settings)) as listening,
         await connect(listening) as stream,
     ):
         yield Client(stream)

@@ -20,6 +20,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.app import create_app
 from trio_pool_serve.config import Config
 from trio_pool_serve.server.listener import hypercorn_config
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.server.server_context import Connections
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.fan_out import RowToCompute
@@ -37,7 +38,8 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/js
 async def serving(service: Service, client_timeout_s: float) -> AsyncIterator[socket.socket]:
     """Serve as ``trio-pool-serve serve`` does, and give the socket that listens."""
     app, settings = create_app(service.config, service), hypercorn_config(service.config)
-    async with served_app(app, Connections(client_timeout_s=client_timeout_s), settings, refusing=app) as listening:
+    connections, refusals = Connections(client_timeout_s=client_timeout_s), RefusalWriter(app.overload, settings)
+    async with served_app(app, connections, settings, refusals=refusals) as listening:
         yield listening
 
 

@@ -34,10 +34,10 @@ from hypercorn.typing import AppWrapper
 from trio_pool_serve.app import PoolServeApp
 from trio_pool_serve.errors import unwrap_exception_groups
 from trio_pool_serve.server.client_socket import end_sending, has_arrived
-from trio_pool_serve.server.early_refusals import EarlyRefusals
 from trio_pool_serve.server.http2_protocol import Http2Protocol
 from trio_pool_serve.server.http_connection import LAST_REQUEST_S, HttpConnection
 from trio_pool_serve.server.incoming_request import HTTP2_PREFACE, MAX_HEADERS
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.server.server_context import WRITE_PIECE, Connections, ServerContext
 
 CLOSE_TIMEOUT_S = 5.0
@@ -101,22 +101,15 @@ logger = logging.getLogger(__name__)
 class ContainedConnection(TCPServer):
     """hypercorn's connection, for everything but plain HTTP/1.x; it also ends when the client disconnects.
 
-    ``received`` was read from the stream before. The first request's head must arrive by ``head_by``. ``refusals``
-    answer HTTP/2 requests that lack an API key. Raises ``OSError`` if the client has left.
+    ``received`` was read from the stream before. The first request's head must arrive by ``head_by``. Raises
+    ``OSError`` if the client has left.
     """
 
     context: ServerContext
 
-    def __init__(
-        self,
-        *args: Any,
-        received: bytes = b"",
-        head_by: float = math.inf,
-        refusals: EarlyRefusals | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, received: bytes = b"", head_by: float = math.inf) -> None:
         super().__init__(*args)
         self._wrapped_app, self.app = self.app, self  # hypercorn's protocols get it
-        self.refusals = refusals
         self._socket = getattr(self.stream, "transport_stream", self.stream).socket
         self.address = self.context.connections.address_of(self._socket.getpeername())
         self.address_budget = self.context.connections.frame_budget_of(self.address)
@@ -264,7 +257,6 @@ async def serve_connection(
     stream: Any,
     received: bytes = b"",
     head_by: float = math.inf,
-    refusals: EarlyRefusals | None = None,
 ) -> None:
     """Serve a connection until it is closed; its exceptions are logged, and end nothing else.
 
@@ -273,16 +265,14 @@ async def serve_connection(
     try:
         async with closing(stream):
             if _is_plain(config, stream):
-                connection = HttpConnection(app, config, context, state, stream, received, refusals)
+                connection = HttpConnection(app, config, context, state, stream, received)
                 left_over = await connection.run()
                 if left_over is None:
                     if not connection.has_ended:
                         await end_sending(stream.socket)
                     return
                 received, head_by = left_over, trio.current_time() + context.connections.client_timeout_s
-            await ContainedConnection(
-                app, config, context, state, stream, received=received, head_by=head_by, refusals=refusals
-            ).run()
+            await ContainedConnection(app, config, context, state, stream, received=received, head_by=head_by).run()
     except OSError:
         return  # the client left before its address was read
     except Exception as error:
@@ -312,10 +302,11 @@ async def serve_counted(app: AppWrapper, config: Config, context: ServerContext,
     if context.connections.refuses(address):
         return
     served = getattr(app, "app", None)
-    refusals = EarlyRefusals(served, config, context) if isinstance(served, PoolServeApp) else None
+    if isinstance(served, PoolServeApp):
+        context.refusals = RefusalWriter(served.overload, config)
     context.connections.add(address)
     try:
-        await serve_connection(app, config, context, state, stream, refusals=refusals)
+        await serve_connection(app, config, context, state, stream)
     finally:
         context.connections.add(address, -1)
 

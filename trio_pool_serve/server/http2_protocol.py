@@ -28,7 +28,7 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
-from trio_pool_serve.app import EarlyResponse
+from trio_pool_serve.api.http.overload import EarlyResponse
 from trio_pool_serve.server.frame_budget import BYTES_PER_FRAME, PER_REQUEST, UNCOUNTED, FrameBudget
 from trio_pool_serve.server.incoming_request import MAX_HEADERS, MAX_TARGET, asgi_scope
 
@@ -308,10 +308,10 @@ class Http2Protocol(H2Protocol):
             return 414, [], b""
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
             return 431, [], b""
-        if self.app.refusals is not None:
+        if (refusals := self.app.context.refusals) is not None:
             scheme = "https" if self.ssl else "http"
             scope = asgi_scope("2", method.decode(), scheme, target, headers, self.config.root_path, self.client)
-            response: EarlyResponse | None = self.app.refusals.app.refuse_without_key(scope)
+            response: EarlyResponse | None = refusals.gate.answer_without_key(scope)
             if response is not None:
                 return response
         if self.streams and self.app.context.connections.refuses(self.app.address):

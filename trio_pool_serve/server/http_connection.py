@@ -12,7 +12,6 @@ from hypercorn.utils import parse_socket_addr
 
 from trio_pool_serve.api.http.connection import EXCHANGE
 from trio_pool_serve.server.client_socket import MAX_RECEIVED, has_arrived, seconds_since_arrival, wait_until_gone
-from trio_pool_serve.server.early_refusals import EarlyRefusals
 from trio_pool_serve.server.exchange import Exchange, call_in_context
 from trio_pool_serve.server.incoming_request import BadRequestError, LeftToHypercornError, RequestBuffer
 from trio_pool_serve.server.outgoing_response import (
@@ -37,7 +36,7 @@ class HttpConnection:
     while a request runs, so it notices when the client leaves; but it stops at the first byte of the next request,
     until the running one is answered.
 
-    Requests that ``refusals`` answer have no exchange, and the app does not see them.
+    Requests that the context's ``refusals`` answer have no exchange, and the app does not see them.
 
     Anything but plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` was read before.
     """
@@ -50,7 +49,6 @@ class HttpConnection:
         state: LifespanState,
         stream: trio.SocketStream,
         received: bytes = b"",
-        refusals: EarlyRefusals | None = None,
     ) -> None:
         self._app = app
         self._config = config
@@ -62,8 +60,8 @@ class HttpConnection:
         self._server = parse_socket_addr(self._socket.family, self._socket.getsockname())
         self._buffer = RequestBuffer(config.h11_max_incomplete_size)
         self._buffer.append(received)
-        self._refusals = refusals
-        self._checked = bool(received)  # requests that early refusals have let through
+        # For the next request. The acceptor has read ``received``, and asked about the first request already.
+        self._refusals = None if received else context.refusals
         self._exchange: Exchange | None = None
         self._requests = 0
         self._requests_scope = trio.CancelScope()  # cancelled when the client leaves; one for each request costs more
@@ -75,7 +73,7 @@ class HttpConnection:
         self._is_gone = False  # the client cannot even receive a response
         self._refused_with: int | None = None
         self._is_left_to_hypercorn = False
-        self._has_refused_last = False  # a refusal was the last response
+        self._is_closing = False  # a refusal was the last response, so no request is taken
         self._is_writable = True
         self._has_begun_response = False
         self._probe_bytes = 0  # sent already of the current response's head
@@ -106,7 +104,7 @@ class HttpConnection:
             if self._buffer.unread:
                 await trio.lowlevel.checkpoint()  # other tasks' turn, between requests that arrived at once
             while (exchange := await self._take_request()) is None:
-                if self._has_refused_last or not (data := await self._receive_while_idle()):
+                if self._is_closing or not (data := await self._receive_while_idle()):
                     return None
                 self._append(data)
             if not exchange.request.is_complete:
@@ -210,7 +208,7 @@ class HttpConnection:
             exchange = self._exchange
             if exchange is None:
                 exchange = await self._take_request()
-                if exchange is not None or self._has_refused_last:
+                if exchange is not None or self._is_closing:
                     self._arrived.set()
                 if exchange is None:
                     return
@@ -227,24 +225,24 @@ class HttpConnection:
 
     async def _take_request(self) -> Exchange | None:
         """Return an exchange for the next request that is not refused; ``None`` if its head has not arrived."""
-        while not self._has_refused_last and (request := self._buffer.take_head()) is not None:
+        while not self._is_closing and (request := self._buffer.take_head()) is not None:
             waited_s = seconds_since_arrival(self._socket)
             if self._requests:  # bytes that arrived during an earlier request waited for that one
                 waited_s = min(waited_s, trio.current_time() - self._idle_since)
             self._requests += 1
             await self._context.mark_request()
+            body = b"" if request.is_chunked else self._buffer.take_body(request)
+            refusals, self._refusals = self._refusals, self._context.refusals
             # 137 instead of 387 µs of CPU time per refused request (benchmarks.refusal_costs, "on connections").
-            body, refusals = b"", self._refusals if self._requests > self._checked else None
-            if refusals is not None and not request.is_chunked and refusals.app.is_refusing(waited_s):
-                body = self._buffer.take_body(request)
-                refusal = refusals.response_to(request, body, self._client, waited_s, is_last=self._is_last())
-                if refusal is not None:
-                    await self._write(refusal.content)
-                    self._idle_since = trio.current_time()
-                    self._has_refused_last = refusal.closes or not self._is_writable
-                    if self._buffer.unread:
-                        await trio.lowlevel.checkpoint()  # other tasks' turn
-                    continue
+            if refusals is not None and (
+                refusal := refusals.refusal_of(request, body, self._client, waited_s, is_last=self._is_last())
+            ):
+                await self._write(refusal.content)
+                self._idle_since = trio.current_time()
+                self._is_closing = refusal.closes or not self._is_writable
+                if self._buffer.unread:
+                    await trio.lowlevel.checkpoint()  # other tasks' turn
+                continue
             exchange = self._exchange = Exchange(
                 request, waited_s, self._config, self._is_last, self._write_response, self._requests_scope
             )
@@ -267,7 +265,7 @@ class HttpConnection:
             await call_in_context(self._respond(exchange), context.copy(), self._start_reader)
             if self._refused_with is not None:
                 break
-            if not self._goes_on_behind(exchange):
+            if not self._stays_open_after(exchange):
                 return
             self._exchange = None
             self._has_begun_response = False
@@ -293,8 +291,8 @@ class HttpConnection:
         if response is None and not exchange.has_left:
             await self._refuse(500)
 
-    def _goes_on_behind(self, exchange: Exchange) -> bool:
-        """Whether the connection stays open for another request."""
+    def _stays_open_after(self, exchange: Exchange) -> bool:
+        """Return whether the connection stays open for another request."""
         return (
             exchange.is_answered
             and exchange.response is not None

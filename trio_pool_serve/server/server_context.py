@@ -13,6 +13,7 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 
 from trio_pool_serve.access.client_labels import ClientLabels, label_of_address
 from trio_pool_serve.server.frame_budget import BURST, PER_S, FrameBudget
+from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.service import Service
 
 WRITE_PIECE = 256 * 1024
@@ -133,11 +134,17 @@ class Termination(EventWrapper):
 
 
 class ServerContext(WorkerContext):
-    """hypercorn's worker context, with the state that our own connections need."""
+    """hypercorn's worker context, with the state that our own connections need; ``refusals`` answer requests first."""
 
     terminated: Termination
 
-    def __init__(self, max_requests: int | None = None, connections: Connections | None = None) -> None:
+    def __init__(
+        self,
+        max_requests: int | None = None,
+        connections: Connections | None = None,
+        refusals: RefusalWriter | None = None,
+    ) -> None:
         super().__init__(max_requests)
         self.terminated = Termination()
         self.connections = connections or Connections()
+        self.refusals = refusals

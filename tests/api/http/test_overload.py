@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.api.serving import connect, key_file_of, refused, serving
 from tests.conftest import assert_idle, full_queue, is_idle, make_slow, reserving, until
-from trio_pool_serve.api.http import request_body, task_handler
+from trio_pool_serve.api.http import overload, request_body, task_handler
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.request import WAITED_S, HttpRequest
 from trio_pool_serve.api.http.request_body import RESERVED_AHEAD
@@ -224,9 +224,9 @@ async def test_a_body_that_is_too_large_is_never_told_to_come_back(config, scrip
 
 async def test_a_request_behind_which_nothing_waits_is_answered_however_long_it_waited_to_be_read(service):
     request = HttpRequest({"headers": [], "method": "POST", "extensions": {WAITED_S: 60.0}}, "/v1/embeddings", 10**6)
-    task_handler._refuse_before_hop(service, request, bytearray(b"{}"))
+    overload.refuse_before_thread(service, request, bytearray(b"{}"))
     with full_queue(service), pytest.raises(OverloadedError, match="longer than 5 s"):
-        task_handler._refuse_before_hop(service, request, bytearray(b"{}"))
+        overload.refuse_before_thread(service, request, bytearray(b"{}"))
 
 
 # -- threads ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from trio_pool_serve.service import Service
 
 if __name__ == "__main__":  # worker processes import what started the server
     if "SCRIPT_UNCONTAINED" in os.environ:
-        listener.EarlyRefusals = lambda *_: None  # hypercorn's connections take nothing that has been received
+        listener.RefusalWriter = lambda *_: None  # hypercorn's connections take nothing that has been received
         listener.serve_connection = lambda *arguments, **_: TCPServer(*arguments[:5])
     supervisor.MAX_RESTARTS = int(os.environ.get("SCRIPT_MAX_RESTARTS", supervisor.MAX_RESTARTS))
     forbid_torch()  # nothing here computes, and to import it takes two seconds

@@ -1,28 +1,18 @@
 """The middleware around every handler."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from trio_pool_serve.access.client_labels import ClientLabels
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.endpoint import Dialect
 from trio_pool_serve.api.http.error_responses import error_response
 from trio_pool_serve.api.http.request import Handler, HttpRequest
-from trio_pool_serve.api.http.request_log import begin_trace
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.task_handler import TaskHandler
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import (
-    AuthenticationError,
-    OverloadedError,
-    PermissionDeniedError,
-    PoolServeError,
-    forget_frames,
-    innermost,
-)
+from trio_pool_serve.errors import AuthenticationError, PermissionDeniedError, forget_frames, innermost
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Client
 
@@ -33,25 +23,7 @@ EXPOSED_HEADERS = (
 """Response headers that scripts in web pages of allowed origins may read."""
 
 
-KEPT_S = 0.1
-"""For this long, a refusal is repeated to requests like the refused one, while some queue stays full.
-
-A refused request takes 121 µs of CPU time then, instead of 262 (``python -m benchmarks.refusal_costs``, "again"). It
-is a fiftieth of ``--max-queue-s``, much less than the error of the estimate."""
-
-MAX_KNOWN = 1024
-
 MODEL_LIST = frozenset({"/v1/models", "/models", "/v1/models/{name}"})
-
-
-@frozen(eq=False)
-class KnownRefusal:
-    """A refusal that was made just now, of a request that had waited for ``waited_s``."""
-
-    until: float
-    waited_s: float
-    error: OverloadedError
-    response: HttpResponse
 
 
 @define(eq=False)
@@ -86,7 +58,6 @@ class Middleware:
             takes_self=True,
         ),
     )
-    _refusals: dict[Hashable, KnownRefusal] = field(init=False, factory=dict)
 
     async def respond(self, request: HttpRequest, handler: Handler) -> HttpResponse:
         """Return the handler's response, or an error response.
@@ -105,7 +76,7 @@ class Middleware:
             response = self.error_response(request, cause)
         except Exception as error:
             response = self.error_response(request, error)
-        return self._finished(request, response)
+        return self.finished(request, response)
 
     def authenticate(self, request: HttpRequest) -> None:
         """Identify the client of a request, and count the request for its key.
@@ -113,7 +84,7 @@ class Middleware:
         Raises ``AuthenticationError`` if it lacks a required API key, ``PermissionDeniedError`` if the key may not use
         the route, and ``OverloadedError`` past its limits.
         """
-        key = self._identify(request)
+        key = self.identify(request)
         if key is None:
             return
         if not request.is_forwarded:
@@ -122,56 +93,7 @@ class Middleware:
         if (request.path in self._for_admins or route in self._for_admins) and not key.admin:
             raise PermissionDeniedError("This route needs an API key with `admin`; yours has none.")
 
-    def refuse_early(self, request: HttpRequest, handler: TaskHandler) -> HttpResponse | None:
-        """Return the refusal of a request, all of which has arrived, that no model can take; ``None`` for others.
-
-        The request is not counted for its key.
-        """
-        try:
-            self._identify(request)
-        except PoolServeError:
-            return None  # it is answered when the request is handled
-        likeness = handler.likeness_of(request)
-        if likeness is None:
-            return None
-        same = handler, request.client.number, request.models, likeness
-        known = self._refusals.get(same)
-        now, waited_s = trio.current_time(), request.timings.waited_s
-        if known is not None and now < known.until and known.waited_s <= waited_s:
-            request.error, response = known.error, known.response
-            self._service.metrics.count_failure(known.error)
-        else:
-            try:
-                handler.refuse_undecoded(request)
-            except OverloadedError as error:
-                response = self.error_response(request, error)
-                self._remember(same, KnownRefusal(now + KEPT_S, waited_s, error, response), request)
-            except PoolServeError:
-                return None
-            else:
-                return None
-        request.is_task = True
-        begin_trace(request, self._service)
-        return self._finished(request, response)
-
-    def refuse_without_key(self, request: HttpRequest) -> HttpResponse | None:
-        """Return the response to a request that lacks the API key it needs; ``None`` for others."""
-        try:
-            self._identify(request)
-        except AuthenticationError as error:
-            begin_trace(request, self._service)
-            return self._finished(request, self.error_response(request, error))
-        return None
-
-    def _remember(self, same: Hashable, refusal: KnownRefusal, request: HttpRequest) -> None:
-        assert isinstance(refusal.response.body, bytes)  # noqa: S101  (errors are)
-        if msgspec.json.encode(request.request_id)[1:-1] in refusal.response.body:
-            return  # it is for this request only
-        if len(self._refusals) >= MAX_KNOWN:
-            self._refusals.clear()
-        self._refusals[same] = refusal
-
-    def _identify(self, request: HttpRequest) -> ApiKey | None:
+    def identify(self, request: HttpRequest) -> ApiKey | None:
         """Note the client of a request by its label or, if a key is needed there, by the key, and return that.
 
         Raises ``AuthenticationError`` if it has none.
@@ -214,7 +136,7 @@ class Middleware:
         forget_frames(error)
         return response
 
-    def _finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    def finished(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         """Count a response, and add its headers: the request's id; for tasks, timings and the model's fingerprint."""
         request.status = response.status
         headers = {"x-request-id": request.request_id}
