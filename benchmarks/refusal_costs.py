@@ -127,7 +127,8 @@ def _status(connection: socket.socket) -> bytes:
 @asynccontextmanager
 async def full_server(checkout: str, without: str, models: int) -> AsyncIterator[Server]:
     """Run a server whose queue is full."""
-    filling = json.dumps({"input": [" ".join(["word"] * 200)] * FILLING_TEXTS}).encode()
+    # Equal texts would be computed once.
+    filling = json.dumps({"input": [f"{number}" + " word" * 200 for number in range(FILLING_TEXTS)]}).encode()
     port = free_port()
     program = Path(checkout) / "benchmarks" / "full_server.py"
     command = [sys.executable, str(program), *([f"-{without}"] if without else [])]
