@@ -40,28 +40,46 @@ class PoolServeError(Exception):
     """Base class of all errors here; not raised itself."""
 
 
-class InvalidRequestError(PoolServeError):
-    """A field of the request has the wrong type or value.
+@frozen
+class Place:
+    """Where an input is: its field, the index in it, ``None`` if the field has one input only, and what it is with."""
+
+    field: JobField
+    index: int | None = None
+    company: str = ""
+
+
+class InputError(PoolServeError):
+    """A request that fails for one of its fields or inputs. Base class, not raised itself.
 
     ``param`` is the field's name in the request, if one field is at fault. If that name is not known, ``field`` is the
-    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. If an input cannot be
-    rendered, the message calls it "an input", ``prompt`` is its prompt, and ``place`` is where it is.
+    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. A message about an input
+    calls it "an input". If several are rendered together, ``row`` is its index; ``place`` is set once, by the caller
+    that knows where the input is in the request.
     """
 
-    prompt: object = None
-    place: "Place | None" = None
+    row: int = 0
+    place: Place | None = None
 
     def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.field = field
 
+    def param_with(self, name_of: Callable[[JobField], str | None]) -> str | None:
+        """Return the field at fault, by a dialect's names for the job's fields."""
+        field = self.place.field if self.place is not None and self.field == "prompts" else self.field
+        return self.param if field is None else name_of(field)
+
     def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
         """Return the message with a dialect's names for the job's fields, and for the input at fault."""
-        return _with_place(self.with_fields(name_of), self.place, name_of)
+        if self.place is None:
+            return self._with_fields(name_of)
+        field, index = self.place.field, "" if self.place.index is None else f"[{self.place.index}]"
+        name = f"{name_of(field) or field}{index}{self.place.company}"
+        return re.sub(r"\b[Aa]n input\b", name, self._with_fields(name_of), count=1)
 
-    def with_fields(self, name_of: Callable[[JobField], str | None]) -> str:
-        """Return the message with other names for the job's fields."""
+    def _with_fields(self, name_of: Callable[[JobField], str | None]) -> str:
         message: str = self.args[0]
         for name in ("truncate_to", self.field):
             # Other braces are in a client's text that the message quotes. A body that was not decoded has no names.
@@ -70,7 +88,11 @@ class InvalidRequestError(PoolServeError):
         return message
 
     def __str__(self) -> str:
-        return self.with_fields(lambda field: field)
+        return self._with_fields(lambda field: field)
+
+
+class InvalidRequestError(InputError):
+    """A field of the request has the wrong type or value, or an input cannot be rendered."""
 
 
 class MissingFieldError(InvalidRequestError):
@@ -102,15 +124,8 @@ class TaskNotSupportedError(InvalidRequestError):
     """The model does not support the route's task; the message names the tasks that it supports."""
 
 
-class MediaError(PoolServeError):
-    """An image cannot be fetched or decoded, or is too large.
-
-    ``param`` names the field, if one field is at fault.
-    """
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+class MediaError(InputError):
+    """An image cannot be fetched or decoded, or is too large."""
 
 
 class UnsupportedMediaTypeError(PoolServeError):
@@ -220,18 +235,8 @@ class OutOfDeviceMemoryError(PoolServeError):
     """
 
 
-class NotFiniteError(PoolServeError):
-    """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken.
-
-    If the input is known, ``prompt`` is its prompt, and ``place`` is where it is.
-    """
-
-    prompt: object = None
-    place: "Place | None" = None
-
-    def message_with(self, name_of: Callable[[JobField], str | None]) -> str:
-        """Return the message with the input's place in the request, by a dialect's names for the job's fields."""
-        return _with_place(str(self), self.place, name_of)
+class NotFiniteError(InputError):
+    """The model's output for an input has infinities or NaN: float16 overflowed, or the weights are broken."""
 
 
 class UnsendableError(PoolServeError):
@@ -317,22 +322,6 @@ def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an ass
 
 class RunnerDeadError(PoolServeError):
     """The device cannot recover, for example from a sticky CUDA error: all later batches would fail."""
-
-
-@frozen
-class Place:
-    """Where an input is: its field, the index in it, ``None`` if the field has one input only, and what it is with."""
-
-    field: JobField
-    index: int | None = None
-    company: str = ""
-
-
-def _with_place(message: str, place: Place | None, name_of: Callable[[JobField], str | None]) -> str:
-    if place is None:
-        return message
-    index = "" if place.index is None else f"[{place.index}]"
-    return re.sub(r"\b[Aa]n input\b", f"{name_of(place.field) or place.field}{index}{place.company}", message, count=1)
 
 
 def listed(names: Sequence[str], word: str = "or") -> str:

@@ -1,6 +1,5 @@
 """Models in this process, without a server: ``open_model`` for Trio, ``Model`` for code that blocks."""
 
-import re
 import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
@@ -14,16 +13,16 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypedDict,
 import msgspec
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from msgspec import Meta
 from rich.console import Console
 from rich.progress import track
 
 from trio_pool_serve.config.setting import did_you_mean
-from trio_pool_serve.errors import InvalidRequestError, NotFiniteError, PoolServeError, unwrap_exception_groups
+from trio_pool_serve.errors import InputError, InvalidRequestError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.process_setup import ModelSettings, in_process_config, open_service
 from trio_pool_serve.processes.large_imports import allow_torch
-from trio_pool_serve.prompts import InputType, PairPrompt, TextPrompt, TruncationSide
+from trio_pool_serve.prompts import InputType, TextPrompt, TruncationSide
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import MAX_TOKEN_NUMBERS, PoolJob, check_dimensions, pool
@@ -206,10 +205,10 @@ class AsyncModel(ModelFacts):
             job = PoolJob(prompts=prompts, tasks=(task,), input_params=params, priority=priority, **fields)
             await pool(model, job, RequestContext(client=CALLER), keep)
 
-        with _named_inputs({"texts": texts}):
+        with _named_inputs({}):
             check_dimensions(model, fields.get("dimensions"))
-            rows: Any = [None] * len(texts) if width is None else np.empty((len(texts), width), np.float32)
-            await _compute_windows(len(texts), MAX_TOKEN_NUMBERS // numbers, compute, options)
+        rows: Any = [None] * len(texts) if width is None else np.empty((len(texts), width), np.float32)
+        await _compute_windows({"texts": texts}, MAX_TOKEN_NUMBERS // numbers, compute, options)
         return rows
 
     async def _score(self, sides: Mapping[str, Texts], activation: Activation, options: Options) -> Vectors:
@@ -228,8 +227,7 @@ class AsyncModel(ModelFacts):
             job = new_job(queries=queries if len(queries) == 1 else queries[window], documents=documents[window])
             scores[window] = (await score(model, job, RequestContext(client=CALLER))).values
 
-        with _named_inputs(inputs):
-            await _compute_windows(len(documents), CALL_WINDOW_TEXTS, compute, options)
+        await _compute_windows(inputs, CALL_WINDOW_TEXTS, compute, options)
         return scores
 
 
@@ -342,32 +340,25 @@ def _place(name: str, index: int) -> str:
 
 
 @contextmanager
-def _named_inputs(inputs: Mapping[str, list[str]]) -> Iterator[None]:
-    """Name the input, or the option of this module, that an error is about."""
+def _named_inputs(inputs: Mapping[str, list[str]], begin: int = 0) -> Iterator[None]:
+    """Name the input, or the option of this module, that an error is about; its texts are those from ``begin`` on."""
     try:
         yield
-    except InvalidRequestError as error:
-        message = _with_place(error.with_fields({"truncate_to": "truncate"}.get), error.prompt, inputs)
-        raise type(error)(message, param=error.param or error.field) from None
-    except NotFiniteError as error:
-        raise NotFiniteError(_with_place(str(error), error.prompt, inputs)) from None
-
-
-def _with_place(message: str, prompt: object, inputs: Mapping[str, list[str]]) -> str:
-    """Return a message with the place of a prompt among the inputs."""
-    is_pair = isinstance(prompt, PairPrompt)
-    text = getattr(prompt, "second" if is_pair else "text", None)
-    for name, texts in [*inputs.items()][is_pair:]:
-        if text in texts:
-            place = _place(name, texts.index(text)) + (" with its query" if is_pair else "")
-            message = re.sub(r"\b[Aa]n input\b", place, message)
-    return message
+    except InputError as error:
+        names = {"truncate_to": "truncate"}
+        if (place := error.place) is not None:
+            name, texts = [*inputs.items()][place.field == "documents"]
+            index = (place.index or 0) + (begin if len(texts) > 1 else 0)
+            names[place.field] = _place(name, index)
+            error.place = evolve(place, index=None)
+        raise type(error)(error.message_with(names.get), param=error.param or error.field) from None
 
 
 async def _compute_windows(
-    rows: int, most_rows: int, compute: Callable[[slice], Awaitable[None]], options: Options
+    inputs: Mapping[str, list[str]], most_rows: int, compute: Callable[[slice], Awaitable[None]], options: Options
 ) -> None:
-    """Compute windows of at most ``most_rows``, several at a time, and show the progress."""
+    """Compute windows of at most ``most_rows`` of the last input, several at a time, and show the progress."""
+    rows = len([*inputs.values()][-1])
     size, is_shown = max(1, min(most_rows, CALL_WINDOW_TEXTS)), options.get("progress")
     begins: Iterable[int] = range(0, rows, size)
     if is_shown or (is_shown is None and rows > size and sys.stderr.isatty()):
@@ -376,7 +367,8 @@ async def _compute_windows(
 
         async def compute_some() -> None:
             for begin in windows:
-                await compute(slice(begin, begin + size))
+                with _named_inputs(inputs, begin):
+                    await compute(slice(begin, begin + size))
 
         async with trio.open_nursery() as nursery:
             for _ in range(CALL_WINDOWS):

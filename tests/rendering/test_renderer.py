@@ -124,7 +124,7 @@ async def test_the_text_that_is_refused_among_several_is_the_one_that_the_error_
     prompts = [(prompt, RenderingParams(), False) for prompt in (TextPrompt("hello"), wrong, TextPrompt("world"))]
     with pytest.raises(InvalidRequestError, match="not valid Unicode") as refused:
         await renderer.render_plain(prompts)
-    assert refused.value.prompt is wrong
+    assert prompts[refused.value.row][0] is wrong
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,7 @@ class FanOut:
                 await renderer.memory.wait_for_share(client)
                 rendered = [[await renderer.render(row.prompt, row.rendering, client)]]
         except InvalidRequestError as error:
-            index = next((index for index in chunk if self.rows[index].prompt is error.prompt), chunk[0])
-            error.prompt, error.place = self.rows[index].prompt, self._place_of(index)
+            error.place = self._place_of(chunk[error.row])
             raise
         self.timings.render_s = time.perf_counter() - self._began
         self.admitted.note_rendered(
@@ -256,8 +255,7 @@ class FanOut:
             require_finite(outputs)
         except NotFiniteError as error:
             if submitted[0][2].embeds is None:  # else it is the only row
-                index = next(submitted[row[0]][0] for row in outputs if not are_finite([row]))
-                error.prompt, error.place = self.rows[index].prompt, self._place_of(index)
+                error.place = self._place_of(next(submitted[row[0]][0] for row in outputs if not are_finite([row])))
                 raise
             reason = "The model's output for these token embeddings is not finite."
             raise InvalidRequestError(reason, field="prompts") from None

@@ -57,17 +57,13 @@ def describe(error: Exception, request_id: str, endpoint: DialectEndpoint | None
         logger.error("request %s failed", request_id, exc_info=error)
         error = errors.PoolServeError("Internal error.")
     status, kind = next(TABLE[base] for base in type(error).__mro__ if base in TABLE)
-    message, param = str(error), getattr(error, "param", None)
+    message, param = str(error), error.param if isinstance(error, errors.InputError) else None
     if isinstance(error, errors.StorageError | errors.AdapterError):
         logger.warning("request %s: %s", request_id, error)
         message = error.shown
-    if isinstance(error, errors.InvalidRequestError) and endpoint is not None:
+    if isinstance(error, errors.InputError) and endpoint is not None:
         name_of = partial(endpoint.endpoint.name_of, wire=wire)
-        message = error.message_with(name_of)
-        field = error.place.field if error.place and error.field == "prompts" else error.field
-        param = error.param if field is None else name_of(field)
-    if isinstance(error, errors.NotFiniteError) and endpoint is not None:
-        message = error.message_with(partial(endpoint.endpoint.name_of, wire=wire))
+        message, param = error.message_with(name_of), error.param_with(name_of)
     message = message.encode(errors="replace").decode()  # a chat template can raise lone surrogates
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]}…"

@@ -83,7 +83,7 @@ class TextRenderer:
                 else:
                     rows.append([self.render(prompt, params, known.get(index))])
             except InvalidRequestError as error:
-                error.prompt = prompt
+                error.row = index
                 raise
         return rows
 
