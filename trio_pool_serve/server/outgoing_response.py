@@ -66,8 +66,7 @@ class OutgoingResponse:
 
     def head(self, server_headers: Headers, *, is_last: bool) -> bytes:
         """Return the head; with ``is_last`` it announces that the server closes the connection."""
-        last = [(b"connection", b"close")] if is_last else []
-        headers = [*self._headers, *server_headers, *last, *self._framing]
+        headers = [*self._headers, *server_headers, *([(b"connection", b"close")] if is_last else []), *self._framing]
         if self.closes:
             tokens = {token.strip() for token in self._names.get(b"connection", b"").lower().split(b",")}
             headers = _without(headers, b"connection")

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trio_pool_serve.api.fields.ranking import ranked, require_top
+from trio_pool_serve.api.fields.field_values import require_least
+from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.errors import InvalidRequestError
 
 pytestmark = pytest.mark.unit
@@ -27,7 +28,7 @@ def test_the_best_few_are_the_head_of_all_and_no_number_is_all(scores, top_n):
 @pytest.mark.parametrize(("top", "least"), [(0, 1), (-1, 1), (-1, 0)])
 def test_fewer_than_the_least_are_refused(top, least):
     with pytest.raises(InvalidRequestError) as raised:
-        require_top(top, least=least, param="top_k")
+        require_least(top, least=least, param="top_k")
     assert raised.value.param == "top_k"
-    require_top(least, least=least)
-    require_top(None, least=least)
+    require_least(least, least=least)
+    require_least(None, least=least)

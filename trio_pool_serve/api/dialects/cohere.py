@@ -21,6 +21,7 @@ from trio_pool_serve.api.fields.field_values import (
     WireRequest,
     refused,
     require_few,
+    require_least,
     require_some,
 )
 from trio_pool_serve.api.fields.input_fields import with_input_type
@@ -30,7 +31,6 @@ from trio_pool_serve.api.fields.ranking import (
     RankedDocuments,
     RerankDocument,
     meta_of,
-    require_top,
     respond_results,
 )
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
@@ -92,8 +92,7 @@ class EmbedRequest(WireRequest):
 
     def job(self, network: NetworkConfig) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, not {self.max_tokens}.", param="max_tokens")
+        require_least(self.max_tokens, least=1, param="max_tokens")
         return PoolJob(
             prompts=self._prompts(network),
             input_params=input_params_of(self.truncate),
@@ -268,7 +267,7 @@ class RerankRequest(RerankOptions):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
         require_few(len(given), network, param="documents")
-        require_top(self.top_n)
+        require_least(self.top_n)
         documents = [document if isinstance(document, str) else document.text for document in given]
         return self.score_job([self.query], documents, truncate_to=-1)
 
@@ -300,14 +299,15 @@ class DetokenizeResponse:
 async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
     """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
     (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=False)
-
-    def encode() -> HttpResponse:
-        response = TokenizeResponse(
-            tokens=[token.id for token in tokens], token_strings=[token.text for token in tokens], meta=meta_of("1")
-        )
-        return HttpResponse.json(response)
-
-    return await call.encode(encode, rows=1, nbytes=8 * len(tokens))
+    return await call.encode(
+        lambda: HttpResponse.json(
+            TokenizeResponse(
+                tokens=[token.id for token in tokens], token_strings=[token.text for token in tokens], meta=meta_of("1")
+            )
+        ),
+        rows=1,
+        nbytes=8 * len(tokens),
+    )
 
 
 def error_body(error: WireError) -> tuple[int, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.scoring_endpoints import respond_rerank
-from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_some
-from trio_pool_serve.api.fields.ranking import require_top
+from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_least, require_some
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, string_error_body
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
@@ -34,7 +33,7 @@ class RerankRequest(WireRequest):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_some(self.documents, network, param="documents")
-        require_top(self.top_n)
+        require_least(self.top_n)
         return ScoreJob(
             queries=[self.query], documents=self.documents, input_params=InputParams(dialect_truncates=True)
         )

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import openai
-from trio_pool_serve.api.dialects.openai import EmbeddingsRequest
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingsResponse
 from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_same, with_truncation
@@ -29,7 +28,7 @@ TASKS = (
 
 
 @frozen(kw_only=True)
-class JinaEmbeddingsRequest(EmbeddingsRequest):
+class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
     """The body with any of Jina's fields; ``embedding_type`` overrides OpenAI's ``encoding_format``."""
 
     NORMALIZE_NAMES = ("normalize", "use_activation", "normalized")
@@ -66,7 +65,7 @@ class JinaEmbeddingsRequest(EmbeddingsRequest):
             refuse_given(self, ("truncation_side",), "means the same as truncate here: send one of the two")
             side: TruncationSide = "left" if self.truncate == "START" else "right"
             wire = evolve(self, truncate=self.truncate != "NONE", truncation_side=side)
-        job = EmbeddingsRequest.job(wire, network)
+        job = openai.EmbeddingsRequest.job(wire, network)
         params = with_truncation(job.input_params, wire, truncates=the_same(wire, *self.TRUNCATE_NAMES))
         return evolve(job, input_params=params)
 

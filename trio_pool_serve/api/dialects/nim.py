@@ -9,13 +9,13 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects import openai
 from trio_pool_serve.api.fields.embedding_responses import Usage
-from trio_pool_serve.api.fields.field_values import TopK, WireRequest, refused, require_some
-from trio_pool_serve.api.fields.ranking import require_top, respond_ranking
+from trio_pool_serve.api.fields.field_values import TopK, WireRequest, refused, require_least, require_some
+from trio_pool_serve.api.fields.ranking import respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
-from trio_pool_serve.tasks.score import ScoreJob, Scores
+from trio_pool_serve.tasks.score import ScoreJob
 
 
 @frozen(kw_only=True)
@@ -38,7 +38,7 @@ class RankingRequest(WireRequest):
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_some(self.passages, network, param="passages")
-        require_top(self.top_k, least=1, param="top_k")
+        require_least(self.top_k, least=1, param="top_k")
         return ScoreJob(
             queries=[self.query.text],
             documents=[passage.text for passage in self.passages],
@@ -67,12 +67,12 @@ class RankingResponse:
 
 async def respond(call: Call[RankingRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-
-    def write(scores: Scores, rankings: list[Ranking]) -> RankingResponse:
-        return RankingResponse(rankings=rankings, usage=Usage.of(scores.prompt_tokens))
-
     return await respond_ranking(
-        call, write, top_n=call.wire.top_k, result=lambda index, logit, _: Ranking(index, logit), document=None
+        call,
+        lambda scores, rankings: RankingResponse(rankings=rankings, usage=Usage.of(scores.prompt_tokens)),
+        top_n=call.wire.top_k,
+        result=lambda index, logit, _: Ranking(index, logit),
+        document=None,
     )
 
 

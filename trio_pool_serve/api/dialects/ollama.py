@@ -17,9 +17,10 @@ from trio_pool_serve.api.fields.field_values import (
     WireRequest,
     quoted,
     require_few,
+    require_least,
     require_some,
 )
-from trio_pool_serve.api.fields.ranking import RerankResult, require_top, respond_ranking
+from trio_pool_serve.api.fields.ranking import RerankResult, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -27,7 +28,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, NotF
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob
-from trio_pool_serve.tasks.score import ScoreJob, Scores
+from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import Vectors
 
 DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|ms|s|m|h))+)")
@@ -102,8 +103,7 @@ class EmbedRequest(OllamaRequest):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         texts = self.input if isinstance(self.input, list) else [self.input] if self.input else []
         require_few(len(texts), network, param="input")
-        if self.dimensions is not None and self.dimensions < 0:
-            raise InvalidRequestError(f"dimensions must be at least 0, not {self.dimensions}.", param="dimensions")
+        require_least(self.dimensions, param="dimensions")
         truncates = self.truncate is not False
         return self.pool_job(texts, truncates=truncates, normalize=True, dimensions=self.dimensions or None)
 
@@ -122,19 +122,20 @@ class EmbedResponse:
 async def respond_embed(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
     """Embed. Raises what ``pool`` raises. Cancellation: at once."""
     vectors, tokens = await _embed(call)
-
-    def encode() -> HttpResponse:
-        timings = call.context.timings
-        response = EmbedResponse(
-            model=call.wire.model or call.model.name,
-            embeddings=list(map(VectorEncoding().json, vectors)),
-            total_duration=round(timings.total_s * 1e9),
-            load_duration=round(timings.load_s * 1e9),
-            prompt_eval_count=tokens,
-        )
-        return HttpResponse.json(response)
-
-    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
+    timings = call.context.timings
+    return await call.encode(
+        lambda: HttpResponse.json(
+            EmbedResponse(
+                model=call.wire.model or call.model.name,
+                embeddings=list(map(VectorEncoding().json, vectors)),
+                total_duration=round(timings.total_s * 1e9),
+                load_duration=round(timings.load_s * 1e9),
+                prompt_eval_count=tokens,
+            )
+        ),
+        rows=len(vectors),
+        nbytes=sum(vector.nbytes for vector in vectors),
+    )
 
 
 async def _embed(call: Call[Any, PoolJob]) -> tuple[list[Vectors], int]:
@@ -186,7 +187,7 @@ class RerankRequest(OllamaRequest):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         self.require_valid()
         require_some(self.documents, network, param="documents")
-        require_top(self.top_n)
+        require_least(self.top_n)
         return ScoreJob(queries=[self.query], documents=self.documents, input_params=InputParams(truncate_to=-1))
 
 
@@ -200,14 +201,15 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-
-    def write(_: Scores, results: list[RerankResult]) -> RerankResponse:
-        return RerankResponse(model=call.wire.model or call.model.name, results=results)
-
     if call.wire.num_ctx is not None:
         keep = min(call.wire.num_ctx, call.model.renderer.max_model_len)
         call = evolve(call, job=evolve(call.job, input_params=InputParams(truncate_to=keep)))
-    return await respond_ranking(call, write, top_n=call.wire.top_n, document=None)
+    return await respond_ranking(
+        call,
+        lambda _, results: RerankResponse(model=call.wire.model or call.model.name, results=results),
+        top_n=call.wire.top_n,
+        document=None,
+    )
 
 
 STATUSES = {422: 400, 429: 503, 507: 500}

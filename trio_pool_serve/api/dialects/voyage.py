@@ -6,7 +6,6 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.api.dialects import jina, openai
 from trio_pool_serve.api.dialects.vllm import scoring_endpoints
-from trio_pool_serve.api.dialects.vllm.scoring_endpoints import RERANK_FIELD_NAMES
 from trio_pool_serve.api.fields.embedding_responses import EmbeddingItem, EmbeddingsResponse, refuse_embeddings
 from trio_pool_serve.api.fields.encodings import EncodingFormat, Endianness, VectorEncoding
 from trio_pool_serve.api.fields.field_values import (
@@ -14,20 +13,21 @@ from trio_pool_serve.api.fields.field_values import (
     TopK,
     WireRequest,
     refuse_given,
+    require_least,
     require_some,
     the_same,
     with_truncation,
 )
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.fields.messages import ContentInput
-from trio_pool_serve.api.fields.ranking import RankedItem, require_top, respond_ranking
+from trio_pool_serve.api.fields.ranking import RankedItem, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, pool
-from trio_pool_serve.tasks.score import ScoreJob, Scores
+from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import Vectors
 
 OutputDtype: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
@@ -82,7 +82,7 @@ class RerankRequest(scoring_endpoints.RerankRequest):
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_top(self.top_k, least=1, param="top_k")
+        require_least(self.top_k, least=1, param="top_k")
         the_same(self, "top_k", "top_n")
         job = super().job(network)
         return evolve(job, input_params=with_truncation(job.input_params, self, truncates=self.truncation is not False))
@@ -107,13 +107,11 @@ class RerankResponse:
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Rerank. Raises what ``score`` raises. Cancellation: at once."""
-
-    def write(scores: Scores, data: list[RankedItem]) -> RerankResponse:
-        return RerankResponse(data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens))
-
     return await respond_ranking(
         call,
-        write,
+        lambda scores, data: RerankResponse(
+            data=data, model=call.model.name, usage=TotalTokens(total_tokens=scores.prompt_tokens)
+        ),
         top_n=call.wire.top_k or call.wire.top_n,
         result=RankedItem,
         document=str if call.wire.return_documents else None,
@@ -176,13 +174,20 @@ async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResp
     of_prompts = zip(job.prompts, pooled.tokens, strict=True)
     text_tokens = sum(tokens for prompt, tokens in of_prompts if not isinstance(prompt, ContentPrompt))
     vectors: list[Vectors] = [vector for (vector,) in pooled.rows]  # type: ignore[misc]
-    usage = MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens)
-
-    def encode() -> HttpResponse:
-        items = [EmbeddingItem(index=n, embedding=call.wire.encoding.json(vector)) for n, vector in enumerate(vectors)]
-        return HttpResponse.json(MultimodalResponse(data=items, model=call.model.name, usage=usage))
-
-    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
+    return await call.encode(
+        lambda: HttpResponse.json(
+            MultimodalResponse(
+                data=[
+                    EmbeddingItem(index=index, embedding=call.wire.encoding.json(vector))
+                    for index, vector in enumerate(vectors)
+                ],
+                model=call.model.name,
+                usage=MultimodalUsage(text_tokens=text_tokens, total_tokens=pooled.prompt_tokens),
+            )
+        ),
+        rows=len(vectors),
+        nbytes=sum(vector.nbytes for vector in vectors),
+    )
 
 
 VOYAGE = Dialect(
@@ -209,7 +214,10 @@ VOYAGE = Dialect(
             discriminators=frozenset({"top_k", "truncation"}),
             wire=RerankRequest,
             respond=respond_rerank,
-            field_names={**RERANK_FIELD_NAMES, "truncate_to": ("truncate_prompt_tokens", "truncation")},
+            field_names={
+                **scoring_endpoints.RERANK_FIELD_NAMES,
+                "truncate_to": ("truncate_prompt_tokens", "truncation"),
+            },
             response=RerankResponse,
             summary="Sort documents by how well they fit a query.",
             example={

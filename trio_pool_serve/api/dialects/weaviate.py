@@ -98,12 +98,13 @@ class RerankResponse:
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
     """Score. Raises what ``score`` raises. Cancellation: at once."""
     scores, documents = await score(call.model, call.job, call.context), list(map(text_of, call.job.documents))
-
-    def encode() -> HttpResponse:
-        scored = list(map(DocumentScore, documents, scores.values.tolist()))
-        return HttpResponse.json(RerankResponse(query=call.wire.query, scores=scored))
-
-    return await call.encode(encode, rows=len(documents), nbytes=sum(map(len, documents)))
+    return await call.encode(
+        lambda: HttpResponse.json(
+            RerankResponse(query=call.wire.query, scores=list(map(DocumentScore, documents, scores.values.tolist())))
+        ),
+        rows=len(documents),
+        nbytes=sum(map(len, documents)),
+    )
 
 
 WEAVIATE = Dialect(

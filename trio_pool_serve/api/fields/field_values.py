@@ -77,6 +77,12 @@ def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
     require_few(len(inputs), network, param=param)
 
 
+def require_least(number: int | None, *, least: int = 0, param: str = "top_n") -> None:
+    """Raise ``InvalidRequestError`` for a number below ``least``: by default, of documents to return."""
+    if number is not None and number < least:
+        raise InvalidRequestError(f"{param} must be at least {least}, not {number}.", param=param)
+
+
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
     """Return an attrs field that refuses values other than null and ``accepted`` ones, which change nothing."""
 

@@ -11,7 +11,6 @@ from attrs import frozen
 from trio_pool_serve.api.fields.embedding_responses import Usage
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import text_of
 from trio_pool_serve.tasks.score import ScoreJob, Scores, score
 
@@ -20,12 +19,6 @@ def ranked(scores: npt.NDArray[np.float32], top_n: int | None = None) -> list[tu
     """Return indices and scores of the best ``top_n`` of scores, shape (documents,), ties in order. 0 is all."""
     best = np.argsort(-scores, kind="stable")[: top_n or None]
     return list(zip(best.tolist(), scores[best].tolist(), strict=True))
-
-
-def require_top(top_n: int | None, *, least: int = 0, param: str = "top_n") -> None:
-    """Raise ``InvalidRequestError`` if fewer than ``least`` documents are requested; too many are no error."""
-    if top_n is not None and top_n < least:
-        raise InvalidRequestError(f"{param} must be at least {least}, not {top_n}.", param=param)
 
 
 @frozen(kw_only=True)

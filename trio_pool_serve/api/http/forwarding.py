@@ -54,8 +54,7 @@ async def forward(request: HttpRequest, socket: Path, *, max_body_timeout_s: flo
     """
     content: Any = None
     if not request.is_bodiless_get:
-        has_pieces = request.pieces is not None
-        content = request.pieces if has_pieces else bytes(await request.body.take(max_body_timeout_s))
+        content = request.pieces or bytes(await request.body.take(max_body_timeout_s))
     headers = [(name, value) for name, value in request.scope["headers"] if name not in NOT_FORWARDED]
     headers.append((b"x-request-id", request.request_id.encode()))
     query = request.scope["query_string"]

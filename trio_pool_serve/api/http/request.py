@@ -115,6 +115,24 @@ class HttpRequest:
         if usage.tokens.per_minute:
             self.timings.on_tokens = usage.take_tokens
 
+    def set_deadline(self, server_limit_s: float) -> float:
+        """Set the deadline, and return how many seconds the request has in all.
+
+        The limit is the server's, or the client's ``X-Request-Timeout`` if that is sooner. The server's is not for
+        background work, which waits for as long as other clients' requests are computed. Raises
+        ``InvalidRequestError`` for a header that is no number of seconds.
+        """
+        header = self.header(b"x-request-timeout")
+        try:
+            client_limit_s = math.inf if header is None else float(header)
+        except ValueError:
+            client_limit_s = math.nan
+        if not client_limit_s > 0:
+            raise InvalidRequestError(f"X-Request-Timeout must be a number of seconds above 0, not {header!r}.")
+        timeout_s = min(client_limit_s, math.inf if self.client.is_background else server_limit_s)
+        self.deadline = trio.current_time() - self.timings.waited_s + timeout_s
+        return timeout_s
+
     def end(self) -> None:
         """Call what is to be called at the end; again, it does nothing."""
         while self.at_end:

@@ -80,7 +80,7 @@ class EmbedRequest(WireRequest, TextOptions):
         Vectors of texts have unit length unless ``normalize`` is false, those of tokens by default the model's own.
         """
         return PoolJob(
-            prompts=_none_empty(prompts_of(self.inputs, network, param="inputs")),
+            prompts=none_empty(prompts_of(self.inputs, network, param="inputs")),
             tasks=(task,),
             input_params=self.input_params(),
             dimensions=self.dimensions,
@@ -127,16 +127,16 @@ class PredictRequest(WireRequest, TextOptions):
         sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
         require_few(len(sequences), network, param="inputs")
         return PoolJob(
-            prompts=_none_empty(list(map(_sequence, sequences))),
+            prompts=none_empty(list(map(_sequence, sequences))),
             tasks=("classify",),
             input_params=self.input_params(),
             activation="raw" if self.raw_scores else "probabilities",
         )
 
 
-def _none_empty(prompts: list[Prompt]) -> list[Prompt]:
+def none_empty(prompts: list[Prompt]) -> list[Prompt]:
     """Return prompts that have text or tokens. Raises ``EmptyInputError``: these clients find empty documents by it."""
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts or [TextPrompt("")]):
         if prompt == TextPrompt("") or prompt == PairPrompt("", ""):
             place = f": inputs[{index}] is empty" if len(prompts) > 1 else ""
             raise EmptyInputError(f"`inputs` cannot be empty{place}", param="inputs")
@@ -207,16 +207,12 @@ def _predictions(value: PooledValue, model: Model, top_k: int | None) -> bytes:
 
 def _characters(prompts: Sequence[Prompt]) -> int | None:
     """Count the characters of texts; ``None`` if there are token ids."""
-    characters = 0
-    for prompt in prompts:
-        match prompt:
-            case TextPrompt(text):
-                characters += len(text)
-            case PairPrompt(first, second):
-                characters += len(first) + len(second)
-            case _:
-                return None
-    return characters
+    counts = [
+        len(prompt.text) if isinstance(prompt, TextPrompt) else len(prompt.first) + len(prompt.second)
+        for prompt in prompts
+        if isinstance(prompt, TextPrompt | PairPrompt)
+    ]
+    return sum(counts) if len(counts) == len(prompts) else None
 
 
 async def respond_timed(

@@ -24,8 +24,16 @@ from trio_pool_serve.api.dialects.tei.scoring_endpoints import (
     respond_rerank,
     respond_similarity,
 )
-from trio_pool_serve.api.fields.field_values import Dimensions, TokenId, TopK, TopN, WireRequest, refuse_given, refused
-from trio_pool_serve.api.fields.ranking import require_top
+from trio_pool_serve.api.fields.field_values import (
+    Dimensions,
+    TokenId,
+    TopK,
+    TopN,
+    WireRequest,
+    refuse_given,
+    refused,
+    require_least,
+)
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -122,7 +130,7 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
 
 def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
     refuse_given(options, ("normalize", "dimensions"), "is for vectors, but this model returns labels")
-    require_top(options.top_k, least=1, param="top_k")
+    require_least(options.top_k, least=1, param="top_k")
     return PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options)).job(network)
 
 

@@ -7,8 +7,8 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, TextOptions, respond_timed
 from trio_pool_serve.api.fields.encodings import number_items, row_json
-from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_few, require_some
-from trio_pool_serve.api.fields.ranking import ranked, require_top
+from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_few, require_least, require_some
+from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -29,7 +29,7 @@ class RerankRequest(WireRequest, TextOptions):
 
     def job(self, network: NetworkConfig) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_top(self.top_n)
+        require_least(self.top_n)
         require_some(self.texts, network, param="texts")
         return ScoreJob(
             queries=[self.query],

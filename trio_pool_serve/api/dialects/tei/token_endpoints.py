@@ -9,15 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, respond_timed
+from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, none_empty, respond_timed
 from trio_pool_serve.api.fields.encodings import array_json
 from trio_pool_serve.api.fields.field_values import TokenId, WireRequest, require_few
 from trio_pool_serve.api.fields.input_fields import prompts_of
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import EmptyInputError
-from trio_pool_serve.prompts import TokensPrompt
+from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
@@ -34,9 +33,7 @@ class TokenizeRequest(WireRequest):
     def job(self, network: NetworkConfig) -> list[str]:
         """Return the texts. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
-        if not all(texts) or not texts:
-            place = f": inputs[{texts.index('')}] is empty" if len(texts) > 1 else ""
-            raise EmptyInputError(f"`inputs` cannot be empty{place}", param="inputs")
+        none_empty(list(map(TextPrompt, texts)))
         require_few(len(texts), network, param="inputs")
         return texts
 

@@ -15,12 +15,13 @@ from trio_pool_serve.api.fields.field_values import (
     refuse_given,
     refused,
     require_few,
+    require_least,
     require_some,
     wants_logits,
 )
 from trio_pool_serve.api.fields.input_fields import RequestOptions
 from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireContent
-from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, require_top, respond_results
+from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.config import NetworkConfig
@@ -134,8 +135,7 @@ class ScoreRequest(ScoreOptions):
         missing = {name for name in names if getattr(self, name) is None}
         given = [pair for pair in SIDE_NAMES if missing.isdisjoint(pair)]
         if len(given) == 1:
-            beside = sorted(names.difference(given[0]))
-            refuse_given(self, beside, f"cannot be sent with {' and '.join(given[0])}")
+            refuse_given(self, sorted(names.difference(given[0])), f"cannot be sent with {' and '.join(given[0])}")
             return given[0]
         pairs = ", or ".join(map(" and ".join, SIDE_NAMES))
         alone = [pair for pair in SIDE_NAMES if len(missing.intersection(pair)) == 1]
@@ -207,7 +207,7 @@ class RerankRequest(RerankOptions):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
         require_some(given, network, param="documents")
-        require_top(self.top_n)
+        require_least(self.top_n)
         queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
         documents = [
             document if isinstance(document, str) else document.side(network, f"documents[{index}]")
