@@ -71,6 +71,7 @@ class Acceptor:
     async def run(self, nursery: trio.Nursery) -> None:
         """Accept until cancelled. Cancellation: at once; connections that are being served go on."""
         while True:
+            # Refused connections are closed in time even if no other arrives.
             with trio.move_on_at(self._refused[0][0] if self._refused else math.inf):
                 await trio.lowlevel.wait_readable(self.listening)
             self.close_refused(trio.current_time())
@@ -96,7 +97,9 @@ class Acceptor:
                 is_served = self._accept_one(nursery)
                 if is_served is None:
                     return REFUSING_PAUSE_S if refused else 0.0
-                left -= REFUSED_PER_SERVED if is_served and self.tls is None else 1  # handshakes have turns
+                left -= (
+                    REFUSED_PER_SERVED if is_served and self.tls is None else 1
+                )  # handshakes have turns of their own
                 refused += not is_served
         except OSError as error:
             if error.errno in LISTENING_ERRORS:
@@ -109,7 +112,7 @@ class Acceptor:
         """Return whether a connection is served or was refused; ``None`` if none is waiting."""
         try:
             connection, peer = self.listening.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+        except (BlockingIOError, ConnectionAbortedError):  # none waits, or its client has left the queue
             return None
         address = self.context.connections.address_of(peer)
         if self.context.connections.refuses(address):
@@ -175,7 +178,7 @@ class Acceptor:
     def _linger(self, connection: socket.socket) -> None:
         """Close the sending half of a connection now, and the rest after its client has had time to read."""
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)  # to close now would reset it if the client still sends
         self._refused.append((trio.current_time() + LINGER_S, connection))
         if len(self._refused) > self.context.connections.max_refused:
             self._refused.popleft()[1].close()
@@ -188,6 +191,7 @@ class Acceptor:
             if found is not CLIENT_LEFT:
                 await self._serve_stream(connection, peer, found, head_by)
         finally:
+            # Whatever happened, the connection no longer counts against the limits.
             connection.close()
             self.context.connections.add(address, -1)
 

@@ -1,4 +1,4 @@
-"""What a server says once it is ready: where it listens, how its models are computed, and a request to copy."""
+"""The announcement of a server that is ready: its address, how its models are computed, and a request to copy."""
 
 import logging
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ NO_KEY = "No API key: anyone who reaches the port can use it."
 def announce(config: Config, folder: AnyModelFolder, url: str, descriptions: Mapping[str, str]) -> None:
     """Tell systemd, and the terminal or the log, that the server is ready at ``url``.
 
-    ``folder`` is the first model's; ``descriptions`` say how models are computed, by name.
+    ``folder`` is the first model's; ``descriptions`` are, by name, how models are computed.
     """
     names = [source.name for source in config.sources]
     notify("READY=1", f"STATUS=serving {', '.join(names)} on {url}")

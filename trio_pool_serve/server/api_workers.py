@@ -61,7 +61,7 @@ class ApiJob(msgspec.Struct, tag=True, array_like=True):
     """Index of this API process, from 0."""
     fd: int
     joins: bool
-    """Whether others serve already: then this one accepts no connection before its models are ready."""
+    """Whether other API processes serve already: then this one accepts no connection before its models are ready."""
 
 
 class Drain(msgspec.Struct, tag=True, array_like=True):
@@ -88,10 +88,10 @@ class ApiWorkers:
     socket_folder: Path
     listening: socket.socket
     ready: trio.Event = field(init=False, factory=trio.Event)
-    """Set once one of them is ready."""
+    """Set once one API process is ready."""
     _children: set[ChildProcess[ToParent]] = field(init=False, factory=set)
     starts: Counter[int] = field(init=False, factory=Counter)
-    """How often each has been started, by its index."""
+    """Number of starts of each API process, by its index."""
     _draining: bool = field(default=False, init=False)
     _drained: trio.Event = field(init=False, factory=trio.Event)
 
@@ -145,7 +145,7 @@ class ApiWorkers:
             await self._drained.wait()
 
     async def reload(self) -> None:
-        """Tell all of them to reload the files that the settings name. Cancellation: some may not be told."""
+        """Tell all of them to reload the files that the settings name. Cancellation: some may not get the message."""
         await _send(Reload(), *self._children)
 
 
@@ -168,11 +168,10 @@ async def serve_by_workers(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
-    ``announce(url, descriptions)`` is called when the first API process is ready; the second says by model how it is
-    computed.
-    The engine processes are on the ``gpus``, or on the device of the settings if there are none.
-    Raises ``ModelLoadError`` or ``EngineDeadError``. All processes end at once at a second signal, or if the drain
-    takes longer than ``--drain-timeout-s``. Cancellation: all processes are ended.
+    ``announce(url, descriptions)`` is called when the first API process is ready; ``descriptions`` are, by model, how
+    it is computed. The engine processes are on the ``gpus``, or on the device of the settings if there are none. All
+    processes end at once at a second signal, or if the drain takes longer than ``--drain-timeout-s``. Raises
+    ``ModelLoadError`` or ``EngineDeadError``. Cancellation: all processes are ended.
     """
     sockets = SocketFolder()
     with sockets, open_listening(config.network) as listening:

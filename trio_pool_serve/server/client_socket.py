@@ -9,7 +9,7 @@ from collections.abc import Callable
 import trio
 
 MAX_RECEIVED = 2**16
-"""Bytes of one read, and so the most that can have been read behind a running request."""
+"""Maximum bytes of one read, and so of the bytes that can have been read after a running request."""
 
 LINGER_S = 1.0
 """Seconds that a connection closed by the server waits for the client to close it too."""
@@ -17,7 +17,7 @@ LINGER_S = 1.0
 LINGER_BYTES = 2**20
 
 FIRST_PAUSE_S = 1.0
-"""Between the first two probes of a half-closed connection; each later pause is twice as long."""
+"""Pause between the first two probes of a half-closed connection; each later pause is twice as long."""
 
 LAST_DATA_RECEIVED = struct.Struct("@52xI")
 """``tcpi_last_data_recv`` of Linux's ``struct tcp_info``: milliseconds."""
@@ -44,11 +44,11 @@ def has_arrived(connection: socket.socket | trio.socket.SocketType, event: int =
 async def wait_until_gone(connection: trio.socket.SocketType, send_probe: Callable[[], None]) -> None:
     """Wait until a client that has closed its sending half no longer listens.
 
-    A client that closes its connection and one that closes only its sending half send the same: FIN. Nothing tells them
-    apart until something is sent to them (neither TCP_INFO nor a keep-alive probe does, on Linux): the kernel of the
-    first answers with RST. So the response is begun early. Its first bytes, ``HTTP/1.1 ``, are the same in every
-    response, and a client that listens waits for the rest. ``send_probe`` sends the next of these bytes, if any is
-    left: the first at once, the next after one second, two, four, and so on, for clients that close later.
+    A client that closes its connection and one that closes only its sending half send the same: FIN. Nothing
+    distinguishes them until something is sent to them (neither TCP_INFO nor a keep-alive probe does, on Linux): the
+    kernel of the first answers with RST. So the response is begun early. Its first bytes, ``HTTP/1.1 ``, are the same
+    in every response, and a client that listens waits for the rest. ``send_probe`` sends the next of these bytes, if
+    any is left: the first at once, the next after one second, two, four, and so on, for clients that close later.
 
     Without epoll, only readable and writable sockets can be waited for: such a client counts as gone. Cancellation: at
     once.

@@ -149,7 +149,7 @@ class ContainedConnection(TCPServer):
         await self.context.terminated.wait()
 
     async def _initiate_server_close(self) -> None:
-        """Close an idle connection; a client of HTTP/2 is told that nothing more is answered. Cancellation: at once."""
+        """Close an idle connection; a client of HTTP/2 gets GOAWAY before. Cancellation: at once."""
         does_read = not self.client_has_left and has_arrived(self._socket, select.POLLOUT)
         if does_read and isinstance(protocol := self.protocol.protocol, Http2Protocol):
             await protocol.go_away(ErrorCodes.NO_ERROR)

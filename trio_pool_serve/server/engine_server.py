@@ -1,4 +1,4 @@
-"""The process behind ``trio-pool-serve engine``: one model, computed for API processes of other machines."""
+"""The process of ``trio-pool-serve engine``: one model, computed for API processes of other machines."""
 
 import logging
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 
 IDENTITY = token_hex(8)
-"""Identifies this process."""
+"""Random id of this process."""
 
 
 async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLoader = load_transformer) -> None:
     """Load the model, then compute for API processes until SIGTERM or SIGINT, then drain.
 
-    To drain, the API processes are told to send no more rows, and all rows sent before are computed; a second signal,
+    To drain, it asks the API processes to send no more rows, and all rows sent before are computed; a second signal,
     or ``--drain-timeout-s``, ends the process at once. Raises ``ModelLoadError``, ``EngineDeadError``, or ``OSError``
     if it cannot listen. Cancellation: at once; API processes see their connections end.
     """

@@ -20,7 +20,7 @@ class Exchange:
     """ASGI's ``receive`` and ``send`` for one request.
 
     The ``request`` had waited for ``waited_s`` seconds when it was read. The connection delivers the body with ``take``
-    and the disconnect with ``leave``, which never wait. ``write`` sends bytes to the client; ``is_last`` says whether
+    and the disconnect with ``leave``, which never wait. ``write`` sends bytes to the client; ``is_last()`` is true if
     the server wants to close the connection. Instead of receiving messages, an app may register a listener, to which
     body and disconnect are delivered at once without a task. The app runs in ``cancel_scope``.
     """
@@ -162,7 +162,7 @@ def call_in_context(
             try:
                 outcome = yield waits_for
             except BaseException as error:
-                waits_for = call.throw(error)  # raises it, or what ``call`` makes of it
+                waits_for = call.throw(error)  # raises it, or another error of ``call``
             else:
                 waits_for = call.send(outcome)
         except StopIteration:

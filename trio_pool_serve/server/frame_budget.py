@@ -4,7 +4,7 @@ import trio
 from attrs import define, field
 
 PER_S = 33.0
-"""As nghttp2 allows for resets, with ``BURST``."""
+"""Frames per second, as nghttp2 allows for resets, with ``BURST``."""
 
 BURST = 1000.0
 

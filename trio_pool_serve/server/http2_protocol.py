@@ -33,13 +33,13 @@ from trio_pool_serve.server.frame_budget import BYTES_PER_FRAME, PER_REQUEST, UN
 from trio_pool_serve.server.incoming_request import MAX_HEADERS, MAX_TARGET, asgi_scope
 
 TURN_S = 0.0005
-"""Of the event loop, for the frames of a connection that have arrived."""
+"""Time of the event loop for the frames of one connection that have arrived."""
 
 REQUEST_S = TURN_S / 2
-"""Time of a turn that each request counts for: it takes the event loop afterwards."""
+"""Time of a turn that each request counts for: it uses the event loop afterwards."""
 
 PAUSE_S = 0.05
-"""Between the turns of a connection that has exceeded its budget, or whose address has."""
+"""Pause between the turns of a connection that has exceeded its budget, or whose address has."""
 
 SMALL_DATA = 1024
 """Frames of data for an answered request are wasted if they have fewer bytes; else they are the rest of its body."""
@@ -48,10 +48,10 @@ TINY_DATA = 4
 """Frames of a request's body count until it is answered if they have fewer bytes, but for the last."""
 
 TINY_COST = 4
-"""Frames that such a one counts for: it wakes the tasks of its request."""
+"""Frames that a tiny frame counts for: it wakes the tasks of its request."""
 
 MAX_HEAD = 16 * 1024
-"""Bytes of a request's head, as over HTTP/1.1; for HPACK's form of it and for what that stands for."""
+"""Maximum bytes of a request's head, as over HTTP/1.1; for HPACK's form and for the decoded headers."""
 
 USUAL_HEAD = 4 * 1024
 """Bytes of a head in HPACK's form that cost nothing. Reading Huffman's code takes 0.2 to 0.3 ms for each KiB."""
@@ -67,7 +67,7 @@ MAX_TABLE = 4096
 
 
 NO_ROOM: EarlyResponse = 503, [(b"retry-after", b"1")], b""
-"""The response to a request beyond what an address, or all of them, may have in progress."""
+"""The response to a request above the number that an address, or all of them, may have in progress."""
 
 
 KNOWN_SETTINGS = frozenset(SettingCodes)
@@ -77,7 +77,7 @@ class SingleFrames(FrameBuffer):
     """h2's buffer, from which it takes one frame each time that it receives data.
 
     h2 gets no settings that it does not know, which it would keep, and no client's GOAWAY without an error, after which
-    it would send nothing more: the client begins no more requests, and reads the responses to those it has sent.
+    it would send nothing more: the client begins no more requests, and reads the responses to its earlier requests.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Http2Protocol(H2Protocol):
     Frames are taken one by one, and other tasks have their turn after each ``TURN_S``, half of which a request counts
     for. Frames that bring nothing are counted by connection and by address; completed requests and sent responses make
     up for them.
-    Past the budget the client is told to go away: running requests are answered, new ones are not. Requests without
+    Past the budget the client gets GOAWAY: running requests are answered, new ones are not. Requests without
     the API key that they need, and requests for which there is no room, are answered without a task.
 
     ``app`` is the ``ContainedConnection``.
@@ -129,7 +129,7 @@ class Http2Protocol(H2Protocol):
         self._budget = FrameBudget()
         self._requests = self._resets = 0
         self._tiny: Counter[int] = Counter()
-        """What the bodies of requests in progress have spent."""
+        """Frames that the bodies of requests in progress have spent."""
         self._is_going_away = False
 
     async def initiate(self, *args: Any) -> None:
@@ -138,7 +138,7 @@ class Http2Protocol(H2Protocol):
         await super().initiate(*args)
 
     async def handle(self, event: Event) -> None:
-        """Handle what has arrived, frame by frame. Cancellation: at once, between turns."""
+        """Handle the data that have arrived, frame by frame. Cancellation: at once, between turns."""
         if not isinstance(event, RawData):
             await super().handle(event)
             return
@@ -225,7 +225,7 @@ class Http2Protocol(H2Protocol):
         await self._close_if_done()
 
     async def _send_data(self, stream_id: int) -> None:
-        """Send what the client's windows allow, the end with the last data: hypercorn writes a frame for each."""
+        """Send as much as the client's windows allow, the end with the last data: hypercorn writes a frame for each."""
         buffer = self.stream_buffers[stream_id]
         try:
             room = min(self.connection.local_flow_control_window(stream_id), self.connection.max_outbound_frame_size)

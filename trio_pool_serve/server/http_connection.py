@@ -36,9 +36,9 @@ class HttpConnection:
     while a request runs, so it notices when the client leaves; but it stops at the first byte of the next request,
     until the running one is answered.
 
-    Requests that the context's ``refusals`` answer have no exchange, and the app does not see them.
+    Requests that the context's ``refusals`` answer get no exchange, and the app does not see them.
 
-    Anything but plain HTTP/1.x is left to hypercorn: ``run`` returns then. ``received`` was read before.
+    Anything but plain HTTP/1.x is left to hypercorn. ``received`` are bytes that the acceptor has read.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class HttpConnection:
         self._is_closing = False  # a refusal was the last response, so no request is taken
         self._is_writable = True
         self._has_begun_response = False
-        self._probe_bytes = 0  # sent already of the current response's head
+        self._probe_bytes = 0  # the beginning of the current response that has been sent already
 
     async def run(self) -> bytes | None:
-        """Serve the connection until the caller must close it, and return ``None``. Cancellation: at once.
+        """Serve the connection until the caller must close it, and return ``None``.
 
-        If it is left to hypercorn, return the bytes to continue with.
+        If it is left to hypercorn, return the bytes with which hypercorn begins. Cancellation: at once.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -282,7 +282,7 @@ class HttpConnection:
         try:
             await self._app(scope, exchange.receive, exchange.send, trio.to_thread.run_sync, trio.from_thread.run)
         except Exception:
-            # As in hypercorn: the client is told nothing more.
+            # As in hypercorn, only the log has the reason.
             await self._config.log.exception("Error in ASGI Framework")
         finally:
             response = exchange.response
@@ -377,10 +377,10 @@ class HttpConnection:
     async def _wait_until_idle(self, connection: trio.CancelScope) -> None:
         """Cancel the connection when it is idle for too long, or idle while the server shuts down.
 
-        Responses do not restart the timer: the time of the last one is looked up when the timer expires.
+        A response does not restart the timer. When the timer expires, the time of the last response decides.
         """
         shutdown = self._context.terminated
-        # While this waits, either timeout may begin without waking it: so it wakes up after the shorter one.
+        # Neither timeout wakes this task when it begins, so it wakes up after the shorter one.
         step_s = min(self._config.keep_alive_timeout, self._context.connections.client_timeout_s)
         until = trio.current_time() + step_s
         while not shutdown.is_set() and until > trio.current_time():

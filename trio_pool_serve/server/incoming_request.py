@@ -17,14 +17,14 @@ from trio_pool_serve.api.http.request import WAITED_S
 END_OF_HEAD = b"\r\n\r\n"
 
 MAX_LENGTH_DIGITS = 20
-"""As in h11: enough for any 64-bit number."""
+"""Maximum digits of a length, as in h11: enough for any 64-bit number."""
 
 MAX_HEADERS = 100
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 FIRST_OF_TOKENS = 0x21
-"""A request begins with no smaller byte; TLS and empty lines do. The same test as in h11."""
+"""The least first byte of a request; TLS and empty lines begin with smaller ones. The same test as in h11."""
 
 MAX_TARGET = 8 * 1024
 

@@ -1,4 +1,4 @@
-"""The launcher, the process behind ``trio-pool-serve serve``: signals, the listening socket, child processes."""
+"""The launcher, the process of ``trio-pool-serve serve``: signals, the listening socket, child processes."""
 
 import logging
 from collections.abc import Mapping

@@ -29,7 +29,7 @@ from trio_pool_serve.service import Service
 logger = logging.getLogger(__name__)
 
 RESTART_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.25)
-"""Well under a second: the models are loaded and the socket is open, so clients only wait."""
+"""Pauses before restarts, well under a second: models are loaded and the socket is open, so clients only wait."""
 
 STABLE_AFTER_S = 10.0
 
@@ -58,7 +58,7 @@ async def serve_app(
         try:
             await _serve_until(stop, acceptor, settings.graceful_timeout)
         finally:
-            acceptor.close_refused()
+            acceptor.close_refused()  # nothing else owns these sockets
         await lifespan.wait_for_shutdown()
         lifespan_nursery.cancel_scope.cancel(reason="the app has shut down")
 
@@ -70,6 +70,7 @@ async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: fl
         await stop.wait()
         accepting.cancel(reason="the server shuts down")
 
+    # ``early`` has the connections that the shutdown waits for, ``late`` the connections accepted meanwhile.
     async with trio.open_nursery() as late, trio.open_nursery() as background:
         async with trio.open_nursery() as early:
             with trio.CancelScope() as accepting:
@@ -77,7 +78,7 @@ async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: fl
                 await acceptor.run(early)
             early.cancel_scope.deadline = late.cancel_scope.deadline = trio.current_time() + drain_timeout_s
             await acceptor.context.terminated.set()
-            background.start_soon(acceptor.run, late)
+            background.start_soon(acceptor.run, late)  # the app answers their requests with 503
         background.cancel_scope.cancel(reason="all running requests are answered")
         acceptor.accept_rest(late)
 

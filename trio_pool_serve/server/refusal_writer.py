@@ -27,10 +27,10 @@ class Refusal:
 
 
 CLIENT_LEFT = Refusal(b"", closes=True)
-"""For a client that no longer reads."""
+"""No response, for a client that no longer reads."""
 
 UNREAD = Refusal(REFUSAL, closes=True)
-"""For a request that is refused unread."""
+"""The response to a request that is refused unread."""
 
 
 @frozen(eq=False)

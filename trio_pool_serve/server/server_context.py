@@ -17,7 +17,7 @@ from trio_pool_serve.server.refusal_writer import RefusalWriter
 from trio_pool_serve.service import Service
 
 WRITE_PIECE = 256 * 1024
-"""Responses are written in pieces of this many bytes, each with a time limit."""
+"""Bytes of a piece of a response; each piece has a time limit."""
 
 RESERVED_FILES = 256
 """File descriptors kept for models, child processes, uploads and fetched images, not for connections, refused ones
@@ -25,17 +25,17 @@ included. At most half of all."""
 
 
 MAX_CONNECTIONS = 4096
-"""More than can wait for a response: ``--max-queue-s`` refuses further requests."""
+"""Maximum open connections, more than can wait for a response: ``--max-queue-s`` refuses further requests."""
 
 MAX_REFUSED = 256
 """Refused connections that stay open until their clients have had time to read why; the oldest are closed first."""
 
 
 ADDRESS_CONNECTIONS = 4
-"""An address may waste HTTP/2 frames like this many connections."""
+"""Number of connections whose budgets of HTTP/2 frames an address may waste."""
 
 MAX_BUDGETS = 4096
-"""Addresses whose budgets are remembered."""
+"""Maximum number of addresses whose budgets are remembered."""
 
 
 @define(eq=False, kw_only=True)

@@ -24,12 +24,12 @@ PROTOCOLS = ["h2", "http/1.1"]
 HINT = f"--ssl-keyfile and --ssl-ca-certs name further files, and {KEY_PASSWORD} has the password of an encrypted key."
 
 HANDSHAKES = 32
-"""Handshakes that begin at a time. Each takes 0.6 ms of the event loop (RSA, 2,048 bits), so 20 ms for all."""
+"""Handshakes that begin at the same time. Each takes 0.6 ms of the event loop (RSA, 2,048 bits), so 20 ms for all."""
 
 HANDSHAKES_PER_ADDRESS = 8
 
 TURN_S = 0.02
-"""After this, another handshake begins, even if the client has not answered: its own goes on without a turn.
+"""Seconds after which another handshake begins, even if the client has not answered: its own continues without a turn.
 
 With turns of 1 s, 250 addresses that never answered made others wait 4 s."""
 
@@ -83,7 +83,7 @@ class Certificates:
             except Exception as error:  # ends nothing else, as in ``serve_connection``
                 logger.debug("a TLS handshake failed", exc_info=error)
                 with suppress(trio.BrokenResourceError):
-                    # OpenSSL's alert tells the client what is wrong; trio leaves it where OpenSSL has written it.
+                    # OpenSSL's alert describes the error to the client; trio leaves it in OpenSSL's buffer.
                     await connection.send_all(stream._outgoing.read())  # noqa: SLF001
                     await end_sending(connection.socket)
                 stream = None

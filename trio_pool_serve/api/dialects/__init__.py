@@ -43,7 +43,7 @@ DIALECTS: list[Dialect] = [
     ELASTICSEARCH,
     OPEN_INFERENCE,
 ]
-"""If the discriminators of several match a request, the first one gets it."""
+"""All dialects. If the discriminators of several match a request, the first one gets it."""
 
 
 INPUT_FIELDS = ("input", "messages", "prompt_embeds")
@@ -60,7 +60,7 @@ PATHS: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"inputs", "embedding_types"}), "/v2/embed"),
     (frozenset({"inputs"}), "/"),
 )
-"""For other bodies: the first path whose fields are all there."""
+"""Fields and the path that a body with all of them is for, if it has no input field; the first match counts."""
 
 
 def path_of_fields(fields: Mapping[str, msgspec.Raw], service: Service) -> str:

@@ -58,7 +58,7 @@ ENCODINGS: Mapping[EmbeddingType, VectorEncoding] = {
 }
 
 LIKELY = 0.5
-"""If labels do not exclude each other, each one of at least this probability is predicted."""
+"""Least probability of a predicted label, if labels do not exclude each other."""
 
 FIELD_NAMES: FieldNames = {
     "prompts": ("texts", "images", "inputs"),
@@ -137,7 +137,7 @@ class EmbedResponse:
 
 
 async def respond_embed(call: Call[EmbedRequest, PoolJob], *, version: str) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    """Embed. Errors: as ``pool``. Cancellation: at once."""
     types: Sequence[EmbeddingType] = list(dict.fromkeys(call.wire.embedding_types or ["float"]))
     refuse_embeddings(call, *map(ENCODINGS.__getitem__, types))
     job = with_input_type(call.job, call.wire.input_type, call.model, others=("classification", "clustering", "image"))
@@ -222,7 +222,7 @@ class ClassifyResponse:
 
 
 async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
-    """Classify. Raises what ``pool`` raises. Cancellation: at once."""
+    """Classify. Errors: as ``pool``. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.context)
     spec = call.model.folder.spec
 
@@ -297,7 +297,7 @@ class DetokenizeResponse:
 
 
 async def respond_tokenize(call: Call[TokenizeRequest, str]) -> HttpResponse:
-    """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
+    """Tokenize. Errors: as ``tokenize``. Cancellation: at once."""
     (tokens,) = await tokenize(call.model, [call.job], call.context, add_special_tokens=False)
     return await call.encode(
         lambda: HttpResponse.json(

@@ -73,7 +73,7 @@ class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     """Embed, for Voyage's and NIM's clients too: their ``input_type`` means ``task``.
 
-    Raises what ``pool`` raises. Cancellation: at once.
+    Errors: as ``pool``. Cancellation: at once.
     """
     param = "task" if getattr(call.wire, "input_type", None) is None else "input_type"
     # A model with adapters for its tasks has no others.

@@ -66,7 +66,7 @@ class RankingResponse:
 
 
 async def respond(call: Call[RankingRequest, ScoreJob]) -> HttpResponse:
-    """Rerank. Raises what ``score`` raises. Cancellation: at once."""
+    """Rerank. Errors: as ``score``. Cancellation: at once."""
     return await respond_ranking(
         call,
         lambda scores, rankings: RankingResponse(rankings=rankings, usage=Usage.of(scores.prompt_tokens)),

@@ -54,7 +54,7 @@ class OllamaRequest(WireRequest):
     """The fields of every request.
 
     ``keep_alive`` (seconds, or a duration such as ``5m``) has no effect: a model is shared by all clients, and the
-    server's settings say how long it stays loaded.
+    server's settings decide how long it stays loaded.
     """
 
     options: Options | None = None
@@ -120,7 +120,7 @@ class EmbedResponse:
 
 
 async def respond_embed(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    """Embed. Errors: as ``pool``. Cancellation: at once."""
     vectors, tokens = await _embed(call)
     timings = call.context.timings
     return await call.encode(
@@ -169,7 +169,7 @@ class PromptResponse:
 
 
 async def respond_embeddings(call: Call[PromptRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    """Embed. Errors: as ``pool``. Cancellation: at once."""
     vectors, _ = await _embed(call)
     embedding = VectorEncoding().json(vectors[0]) if vectors else msgspec.Raw(b"[]")
     return HttpResponse.json(PromptResponse(embedding=embedding))
@@ -200,7 +200,7 @@ class RerankResponse:
 
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
-    """Rerank. Raises what ``score`` raises. Cancellation: at once."""
+    """Rerank. Errors: as ``score``. Cancellation: at once."""
     if call.wire.num_ctx is not None:
         keep = min(call.wire.num_ctx, call.model.renderer.max_model_len)
         call = evolve(call, job=evolve(call.job, input_params=InputParams(truncate_to=keep)))

@@ -29,7 +29,7 @@ OutputName: TypeAlias = Literal["embedding", "probabilities", "score"]
 Length: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1, description="Of one dimension.")]
 
 MAX_SHAPE = 8
-"""Dimensions."""
+"""Maximum number of dimensions."""
 
 
 @frozen(kw_only=True)
@@ -125,7 +125,7 @@ def tensors_of(spec: ModelSpec) -> tuple[Sequence[str], OutputName]:
 
 
 async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResponse:
-    """Compute the output of the model. Raises what ``pool`` and ``score`` raise. Cancellation: at once."""
+    """Compute the output of the model. Errors: as ``pool`` and ``score``. Cancellation: at once."""
     wire, texts = call.wire, call.job
     names, output = tensors_of(call.model.folder.spec)
     if any(wanted.name != output for wanted in wire.outputs or ()):

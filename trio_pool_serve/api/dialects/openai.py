@@ -142,7 +142,7 @@ def input_type_of(call: Call[Any, PoolJob]) -> str | None:
 async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     """Embed, for all dialects whose requests have the ``encoding`` of ``EmbeddingsRequest``.
 
-    Raises what ``pool`` raises. Cancellation: at once.
+    Errors: as ``pool``. Cancellation: at once.
     """
     encoding: VectorEncoding = call.wire.encoding
     if call.model_suffix:
@@ -157,7 +157,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
 
 
 SHORTER = "Please reduce your prompt; or completion length."
-"""By this sentence Elasticsearch recognises the error for an input that is too long, and sends half of the input."""
+"""The sentence by which Elasticsearch recognises an input that is too long; it then sends half of the input."""
 
 
 def error_body(error: WireError) -> tuple[int, Any]:

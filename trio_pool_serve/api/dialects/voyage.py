@@ -106,7 +106,7 @@ class RerankResponse:
 
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
-    """Rerank. Raises what ``score`` raises. Cancellation: at once."""
+    """Rerank. Errors: as ``score``. Cancellation: at once."""
     return await respond_ranking(
         call,
         lambda scores, data: RerankResponse(
@@ -167,7 +167,7 @@ class MultimodalResponse:
 
 
 async def respond_multimodal(call: Call[MultimodalRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    """Embed. Errors: as ``pool``. Cancellation: at once."""
     refuse_embeddings(call, call.wire.encoding)
     job = with_input_type(call.job, call.wire.input_type, call.model)
     pooled = await pool(call.model, job, call.context)

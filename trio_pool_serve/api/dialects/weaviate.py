@@ -22,9 +22,9 @@ TRUNCATED = InputParams(dialect_truncates=True)
 
 @frozen(kw_only=True)
 class VectorConfig:
-    """How a text is embedded. ``pooling_strategy`` has no effect: a model is pooled as its files say.
+    """How a text is embedded. ``pooling_strategy`` has no effect: the model's files decide the pooling.
 
-    Weaviate sends a strategy with every text, and its own containers pool as the files say, too.
+    Weaviate sends a strategy with every text, and its own containers follow the files, too.
     """
 
     pooling_strategy: Literal["masked_mean", "cls"] | None = None
@@ -55,7 +55,7 @@ class VectorsResponse:
 
 
 async def respond_vectors(call: Call[VectorsRequest, PoolJob]) -> HttpResponse:
-    """Embed. Raises what ``pool`` raises. Cancellation: at once."""
+    """Embed. Errors: as ``pool``. Cancellation: at once."""
     refuse_embeddings(call)
     task = None if call.wire.config is None else call.wire.config.task_type
     pooled = await pool(call.model, with_input_type(call.job, task, call.model, param="config"), call.context)
@@ -96,7 +96,7 @@ class RerankResponse:
 
 
 async def respond_rerank(call: Call[RerankRequest, ScoreJob]) -> HttpResponse:
-    """Score. Raises what ``score`` raises. Cancellation: at once."""
+    """Score. Errors: as ``score``. Cancellation: at once."""
     scores, documents = await score(call.model, call.job, call.context), list(map(text_of, call.job.documents))
     return await call.encode(
         lambda: HttpResponse.json(

@@ -29,7 +29,7 @@ from trio_pool_serve.types import SparseVector, Vectors
 Item = TypeVar("Item")
 
 MAX_METADATA_BYTES = 4096
-"""Proxies and clients refuse longer ``metadata`` headers."""
+"""Maximum length of the ``metadata`` header: proxies and clients refuse longer ones."""
 
 
 @frozen(kw_only=True)
@@ -84,7 +84,7 @@ def refuse_embeddings(call: Call[Any, PoolJob], *encodings: VectorEncoding) -> N
 async def pool_limited(call: Call[Any, PoolJob], job: PoolJob, limit: int | None, *, name: str) -> Pooled:
     """Compute a job whose texts have at most ``limit`` tokens, by the field ``name`` of the request.
 
-    Longer ones are truncated or refused, as the job says for the model's maximum. Raises what ``pool`` raises.
+    Longer ones are truncated or refused, as the job decides for the model's maximum. Errors: as ``pool``.
     Cancellation: at once.
     """
     if limit is not None and job.input_params.truncate_to is not None:
@@ -139,7 +139,7 @@ def encode_list(
 def encode_bytes(
     call: Call[Any, PoolJob], id_prefix: str, vectors: Sequence[Vectors], encoding: VectorEncoding, *, tokens: int
 ) -> HttpResponse:
-    """Return the vectors' bytes one after the other; for ``bytes``, a header of ASCII JSON says where each lies.
+    """Return the vectors' bytes one after the other; for ``bytes``, a header of ASCII JSON gives the position of each.
 
     A row of several vectors, shape (tokens, dimensions), is written one vector after the other.
     """

@@ -26,7 +26,7 @@ Endianness: TypeAlias = Literal["native", "little", "big"]
 EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 MAX_METADATA_ROWS = 64
-"""Each vector takes more than 64 bytes there."""
+"""Maximum number of vectors in the ``metadata`` header, where each takes more than 64 bytes."""
 
 Row: TypeAlias = npt.NDArray[np.generic]
 

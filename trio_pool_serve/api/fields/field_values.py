@@ -1,8 +1,8 @@
 """Values of fields: bounds of numbers, limits on lists, values that are refused, and fields that mean the same.
 
-Numbers are bounded when they are decoded, by what arrays and messages between processes can hold. Within these bounds
-the tasks judge, which know the model; ``/openapi.json`` shows both the bounds and the descriptions. No value is ignored
-silently.
+Numbers are bounded when they are decoded, by the capacity of arrays and of messages between processes. Within these
+bounds the tasks judge, which know the model; ``/openapi.json`` shows both the bounds and the descriptions. No value is
+ignored silently.
 """
 
 from collections.abc import Sequence, Sized

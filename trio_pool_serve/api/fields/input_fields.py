@@ -66,11 +66,11 @@ Input = str | list[str | TokenId | list[TokenId]]
 """A text, texts, token ids, lists of token ids."""
 
 AnyInput = str | InputObject | list[str | TokenId | InputObject | list[TokenId | InputObject]]
-"""Also texts and images as objects, among texts that are strings; messages, and lists of messages."""
+"""An ``Input``; or texts and images as objects, among texts that are strings; messages, and lists of messages."""
 
 Padding: TypeAlias = bool | Literal["longest", "max_length", "do_not_pad"]
-"""As in transformers' tokenizers. No value changes an output: padding is masked, and models that were trained with it
-always pad."""
+"""Padding as in transformers' tokenizers. No value changes an output: padding is masked, and models that were trained
+with it always pad."""
 
 INPUT_FIELD_NAMES: FieldNames = {
     "prompts": ("messages", "prompt_embeds", "input"),

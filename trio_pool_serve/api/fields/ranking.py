@@ -87,8 +87,8 @@ async def respond_ranking(
 ) -> HttpResponse:
     """Rerank, and respond with ``write(scores, results)``, where ``result(index, score, document)`` makes each result.
 
-    ``document`` makes what a result shows of its text; ``None``: nothing. Raises what ``score`` raises. Cancellation:
-    at once.
+    ``document`` makes the document that a result shows of its text; with ``None`` it shows none. Errors: as ``score``.
+    Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.context)
     ranking = ranked(scores.values, top_n)

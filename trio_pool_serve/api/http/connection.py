@@ -20,7 +20,7 @@ from trio_pool_serve.api.http.route_table import method_not_allowed
 from trio_pool_serve.errors import innermost
 
 SILENCE_S = 1.0
-"""A client that sends nothing for this long is waiting for the response, not sending a body."""
+"""Seconds of silence after which a client counts as waiting for the response, not as sending a body."""
 
 
 EXCHANGE = "trio_pool_serve.exchange"
@@ -34,7 +34,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
     The app's table of routes has the handlers; requests for other paths are handled by Quart, for routes that users
     have added to the app, and for its 404.
 
-    Differs from quart-trio's connection in what happens between a request's end and its response's:
+    Differs from quart-trio's connection between the end of a request and the end of its response:
 
     A client may finish sending before it is answered. Many responses are known before the body has arrived: 401, 404,
     413. Most clients send their whole body before they read a response; if the body is not read, both sides wait for
@@ -164,9 +164,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 async def _respond_by_quart(app: Any, quart_request: Request, request: HttpRequest) -> HttpResponse:
     try:
         response = await app.handle_request(quart_request)
-    except (NotFound, UnicodeDecodeError) as error:  # the latter for a query
+    except (NotFound, UnicodeDecodeError) as error:  # ``UnicodeDecodeError`` for a query
         if getattr(error, "description", None) not in (None, NotFound.description):
-            raise  # a route that a user has added says what it has not found
+            raise  # the message of a route that a user has added
         raise app.routes.not_found(request.scope["path"]) from error
     except MethodNotAllowed as error:
         raise method_not_allowed(request, sorted(error.valid_methods or ())) from error

@@ -18,11 +18,11 @@ Wire = TypeVar("Wire")
 Job = TypeVar("Job")
 
 LOOP_BYTES = 16 * 1024
-"""Bodies and responses up to this size are decoded and encoded on the loop. Texts and base64 take less time
+"""Maximum size of bodies and responses that are decoded and encoded on the loop. Texts and base64 take less time
 than a thread hop then, token ids and decimal numbers about two (``docs/structure.md``)."""
 
 LOOP_ROWS = 64
-"""Responses with more rows are encoded in a thread even if the rows are short: each costs a few microseconds."""
+"""Maximum rows of a response that is encoded on the loop, however short the rows: each costs a few microseconds."""
 
 FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
 """The client's names of a job's fields. Of several names, the first one in the request is used, or else the last;
@@ -33,7 +33,7 @@ FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
 class Call(Generic[Wire, Job]):
     """One decoded request to an endpoint: all that its response is made from.
 
-    ``context`` tells the tasks about the request; ``created`` is in seconds since the epoch.
+    ``context`` has the facts about the request that tasks need; ``created`` is in seconds since the epoch.
     """
 
     wire: Wire
@@ -96,7 +96,7 @@ class Endpoint(Generic[Wire, Job]):
     ``wire`` is the attrs class of the request's body; its field ``model`` chooses the model. ``to_job``, by default
     its method ``job``, makes the task's job of it, in a thread if the body is large, and raises
     ``InvalidRequestError``. Clients may append one of ``model_suffixes`` to the name of a model; ``Call.model_suffix``
-    tells which. ``respond`` does the job and returns the response. ``example`` is a request, and
+    is the one in the request. ``respond`` does the job and returns the response. ``example`` is a request, and
     ``summary`` a line, for ``/openapi.json``; ``response`` is the attrs class of the response, if that is a JSON
     object.
     """

@@ -38,7 +38,7 @@ TABLE: dict[type[errors.PoolServeError], tuple[int, str]] = {
 """Status and ``type``; a subclass of a listed error has its row."""
 
 MAX_MESSAGE = 1000
-"""Characters; messages quote values of requests, which may be megabytes long."""
+"""Characters of a message; messages quote values of requests, which may be megabytes long."""
 
 
 TYPES = dict(TABLE.values())

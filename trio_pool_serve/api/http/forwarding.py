@@ -29,19 +29,19 @@ NOT_FORWARDED = frozenset(
 """Headers that belong to one connection, or are added again."""
 
 KEPT_BYTES = 1024 * 1024
-"""Responses up to this size are received before they are sent on."""
+"""Maximum size of a response that is received before it is sent on."""
 
 ASK_S, ANSWER_S = 1.0, 4.0
 """How often the other process is asked whether it still responds, and for how long. The kernel accepts connections for
 a process that has been stopped."""
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""By itself httpx reads all certificate authorities for each client."""
+"""A context for httpx, which would otherwise read all certificate authorities for each client."""
 
 
 @asynccontextmanager
 async def _forwarded_body(response: "httpx.Response", opened: AsyncExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Return the body of another process's response; ``opened`` is closed behind it."""
+    """Return the body of another process's response; ``opened`` is closed at its end."""
     async with opened:
         yield response.aiter_raw()
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 FEW_FIELDS_BYTES = 64 * 1024
 
 FEW_FIELDS = 256
-"""A body with no more commas is decoded on the loop up to ``FEW_FIELDS_BYTES``: an image in base64, or a long text.
+"""Commas; a body with no more is decoded on the loop up to ``FEW_FIELDS_BYTES``: an image in base64, or a long text.
 
 31 KB of it take 120 µs, as many bytes of numbers 1.4 ms. A thread gets the interpreter lock from a busy loop only after
 milliseconds."""
@@ -90,7 +90,7 @@ COUNTED_FROM = 256 * 1024
 COUNTED_AT_ONCE = 256 * 1024
 
 MAX_VALUES = 2**20
-"""Most values of a body: 2048 inputs with 512 token ids each, say. Some twenty milliseconds."""
+"""Maximum values of a body, such as 2048 inputs with 512 token ids each. They take some twenty milliseconds."""
 
 PER_INPUT = 32
 """Strings, and lists and objects, that a body may have for each input that it may have."""
@@ -102,7 +102,7 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
     """Raise ``InvalidRequestError`` for a body with more than ``values`` values, or too many for ``inputs`` inputs.
 
     They are counted before a parser makes an object of each: it holds the interpreter lock until it is done, and so
-    does freeing what it made. Sixteen megabytes of ``[[1],[1],…`` take more than a second. Counting goes through the
+    does freeing these objects. Sixteen megabytes of ``[[1],[1],…`` take more than a second. Counting goes through the
     body in pieces, mostly without the lock.
     """
     most = inputs * PER_INPUT
@@ -133,7 +133,7 @@ def refuse_many_values(body: Buffer | bytes, inputs: int, values: int = MAX_VALU
 
 
 def _counts_fit(body: Buffer | bytes, most: int, values: int) -> bool:
-    """Whether the counts fit even if characters within strings are counted, too."""
+    """Return whether the counts fit even if characters within strings are counted, too."""
     characters = np.frombuffer(body, dtype=np.uint8)
     pieces = [characters[begin : begin + COUNTED_AT_ONCE] for begin in range(0, len(characters), COUNTED_AT_ONCE)]
     quotes, commas, brackets, braces = (
@@ -153,7 +153,7 @@ LONG = 64 * 1024
 """Characters; shorter strings are left to the parser."""
 
 SEARCHED_AT_ONCE = 256 * 1024
-"""Bytes: some twenty microseconds."""
+"""Bytes of one search, of some twenty microseconds."""
 
 BEFORE_FIRST = re.compile(rb'[ \t\r\n]{0,64}:[ \t\r\n]{0,64}(\[?)[ \t\r\n]{0,64}"')
 BEFORE_NEXT = re.compile(rb'[ \t\r\n]{0,64},[ \t\r\n]{0,64}"')
@@ -216,11 +216,11 @@ def cut_payloads(body: Buffer, most: int) -> tuple[Buffer | bytes, dict[str, mem
     return (b"".join([*pieces, view[kept:]]), cuts) if cuts else (body, {})
 
 
-def find(body: Buffer | bytes, what: bytes, begin: int = 0, end: int | None = None) -> int:
-    """Return the first place of ``what`` in a body, −1 if there is none. Searches in pieces."""
+def find(body: Buffer | bytes, wanted: bytes, begin: int = 0, end: int | None = None) -> int:
+    """Return the first place of ``wanted`` in a body, −1 if there is none. Searches in pieces."""
     last = len(body) if end is None else end
     for start in range(begin, last, SEARCHED_AT_ONCE):
-        found = body.find(what, start, min(start + SEARCHED_AT_ONCE + len(what) - 1, last))
+        found = body.find(wanted, start, min(start + SEARCHED_AT_ONCE + len(wanted) - 1, last))
         if found >= 0:
             return found
     return -1

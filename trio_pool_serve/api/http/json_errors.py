@@ -1,4 +1,4 @@
-"""What is wrong with a JSON body, in words for the client that sent it."""
+"""Errors in JSON bodies, in words for the client that sent them."""
 
 import json
 import re
@@ -17,7 +17,7 @@ MOST_BLANKS = 64
 """Bytes; a body that is blank so far is called empty."""
 
 READ_AGAIN = 16 * 1024
-"""Bytes; only shorter bodies are parsed a second time, to quote what is wrong."""
+"""Bytes; only shorter bodies are parsed a second time, to quote the wrong value."""
 
 KINDS = {
     "str": "a string",

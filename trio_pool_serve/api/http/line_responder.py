@@ -31,11 +31,11 @@ from trio_pool_serve.telemetry.timings import RequestTimings
 
 CPU_TOKEN_DIVISOR = 128
 GPU_TOKEN_DIVISOR = 4
-"""For lines beside requests over HTTP, which wait while a batch of lines is computed."""
+"""Divisors of the token budget of batches of lines: requests over HTTP wait while such a batch is computed."""
 
 
 PAUSE_S = 0.003
-"""Before another line is begun while there are requests: a line takes about a millisecond of the event loop's time."""
+"""Pause before another line is begun while there are requests: a line takes about 1 ms of the event loop."""
 
 
 @define(eq=False)
@@ -51,11 +51,11 @@ class LineResponder:
     token_divisor: int = Factory(
         lambda self: GPU_TOKEN_DIVISOR if has_gpu(self.service.config.loading) else CPU_TOKEN_DIVISOR, takes_self=True
     )
-    """Batches have the token budget of the engine divided by this."""
+    """Divisor of the engine's token budget, for batches of lines."""
 
     @property
     def paths(self) -> list[str]:
-        """The paths that lines may name: all tasks' but those with a name in them."""
+        """The paths that lines may name: all paths of tasks without a name in them."""
         tasks = [path for (_, path), handler in self.routes.routes.items() if isinstance(handler, TaskHandler)]
         return [path for path in tasks if PLACE not in path]
 

@@ -34,37 +34,37 @@ from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.service import Service
 
 MAX_LAG_S = 0.25
-"""If a request was read later than this after its arrival, some requests are refused unread."""
+"""Seconds from a request's arrival to its reading, above which some requests are refused unread."""
 
 REFUSED_AGAIN_S = 1.0
-"""An address is refused unread for this long after a refusal; then one of its requests is read, and may be served."""
+"""Seconds for which an address is refused unread after a refusal; then one request is read, and may be served."""
 
 MAX_ADDRESSES = 4096
-"""Addresses that are remembered."""
+"""Maximum number of addresses that are remembered."""
 
 KEPT_S = 0.1
-"""For this long, a refusal is repeated to requests like the refused one, while some queue stays full.
+"""Seconds for which a refusal is repeated to requests like the refused one, while some queue stays full.
 
 A refused request takes 121 µs of CPU time then, instead of 262 (``python -m benchmarks.refusal_costs``, "again"). It
 is a fiftieth of ``--max-queue-s``, much less than the error of the estimate."""
 
 MAX_KNOWN = 1024
-"""Refusals that are remembered."""
+"""Maximum number of refusals that are remembered."""
 
 BYTES_PER_TOKEN = 4
-"""Of a small body: a token of English text has four or five, and there is JSON around the text."""
+"""Bytes of a small body per token: a token of English text has four or five, and there is JSON around the text."""
 
 MAX_GUESSED_TOKENS = 64
-"""No more are guessed from a body's length: it may be an image, or more text than the model reads."""
+"""Maximum estimate from a body's length: the body may be an image, or more text than the model reads."""
 
 SEARCHED_BYTES = 256 * 1024
-"""Larger bodies are not searched on the event loop, which would take half a millisecond for each megabyte."""
+"""Maximum length of a body that is searched on the event loop, which takes half a millisecond for each megabyte."""
 
 IMAGE_URL = b'"data:image/'
-"""A body with this has images; images with other URLs are found only by decoding it."""
+"""The beginning of an image in a body; images with other URLs are found only by decoding the body."""
 
 PRIORITY = b'"priority"'
-"""A body with this may be taken where others of its client are refused, so it is decoded first."""
+"""The field by which a request may be accepted while others of its client are refused: the body is decoded first."""
 
 EarlyResponse: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers and body."""
@@ -258,7 +258,7 @@ def _refuse(service: Service, request: HttpRequest, body: Buffer | None = None, 
 
 
 def _content_of(response: HttpResponse) -> bytes:
-    assert isinstance(response.body, bytes)  # noqa: S101  (those of errors are)
+    assert isinstance(response.body, bytes)  # noqa: S101  (the body of an error is)
     return response.body
 
 

@@ -53,11 +53,11 @@ class HttpRequest:
     path: str
     max_body_bytes: int
     created: int = field(factory=lambda: int(time.time()), init=False)
-    """Seconds since the epoch, for responses that say when they were made."""
+    """Time of the request, in seconds since the epoch, for responses that contain it."""
     headers: Mapping[bytes, bytes] = field(
         init=False, default=Factory(lambda self: dict(reversed(self.scope["headers"])), takes_self=True)
     )
-    """The first of each name."""
+    """The first header of each name."""
     body: RequestBody = field(init=False)
     pieces: BodyPieces | None = field(init=False, default=None)
     """The body of a request whose handler is a ``StreamingHandler``."""
@@ -70,7 +70,7 @@ class HttpRequest:
             lambda self: RequestTimings(self.scope.get("extensions", {}).get(WAITED_S, 0.0)), takes_self=True
         ),
     )
-    """They begin when it arrived."""
+    """Timings since the request arrived."""
     deadline: float = math.inf
     is_task: bool = False
     client: Client = field(init=False, default=Client())
@@ -78,11 +78,11 @@ class HttpRequest:
     models: frozenset[str] | None = field(init=False, default=None)
     """Names of the models that the request may use, ``None`` for all."""
     at_end: list[Callable[[], object]] = field(init=False, factory=list)
-    """Called once its response has been sent: they release the memory, and count it as no longer running."""
+    """Functions to call once the response has been sent: they release memory, and stop counting the request."""
     route: str = field(init=False, default="")
     """The path of the route, with ``{name}`` for a variable part."""
     model: str | None = field(init=False, default=None)
-    """Name of the model that computes it."""
+    """Name of the model that computes the request."""
     fingerprint: str = field(init=False, default="")
     """The model's fingerprint, once there is a response."""
     status: int | None = field(init=False, default=None)
@@ -92,7 +92,7 @@ class HttpRequest:
     span: Any = field(init=False, default=None)
     """OpenTelemetry's span, if requests are traced."""
     cancel_reason: str | None = field(init=False, default=None)
-    """Why it was not answered: ``CLIENT_LEFT`` if its client disconnected before."""
+    """The reason why the request was not answered: ``CLIENT_LEFT`` if its client disconnected before."""
 
     @body.default
     def _empty_body(self) -> RequestBody:
@@ -134,7 +134,7 @@ class HttpRequest:
         return timeout_s
 
     def end(self) -> None:
-        """Call what is to be called at the end; again, it does nothing."""
+        """Call the functions ``at_end``, each once."""
         while self.at_end:
             self.at_end.pop()()
 

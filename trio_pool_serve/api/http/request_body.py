@@ -13,28 +13,28 @@ from trio_pool_serve.errors import BodyTimeoutError, OverloadedError, PayloadToo
 from trio_pool_serve.rendering.memory_budget import Reservation, in_units
 
 Buffer: TypeAlias = bytearray | mmap.mmap
-"""Both can be searched and decoded as they are."""
+"""A body in memory, which can be searched and decoded without a copy."""
 
 MAPPED_BYTES = 4 * 2**20
-"""Bodies that announce more are put in large pages: freeing a hundred megabytes of small pages takes five milliseconds,
-with the interpreter lock held."""
+"""Announced length above which a body is put in large pages: freeing a hundred megabytes of small pages takes five
+milliseconds, with the interpreter lock held."""
 
 
 SEARCHABLE_BYTES = 64 * 1024
-"""A body of this size is searched for a word in about 30 µs."""
+"""Maximum length of a body that is searched for a word: that takes about 30 µs."""
 
 SMALL_BYTES = 16 * 1024
-"""Bodies that announce no more are not counted: the number of connections bounds their memory."""
+"""Maximum announced length of a body that is not counted: the number of connections bounds their memory."""
 
 RESERVED_AHEAD = 64 * 1024
-"""As a body arrives, memory is reserved in steps of this many bytes."""
+"""Step in which memory is reserved as a body arrives, in bytes."""
 
 LARGE_PAGE = 2 * 2**20
 """The step for mapped bodies: one byte takes a whole page."""
 
 STALLED_S = 5.0
 STALLED_BYTES = 16 * 1024
-"""While other requests are refused for lack of memory, bodies that arrive more slowly than this are ended."""
+"""The least speed of a body, in bytes per ``STALLED_S``, while other requests are refused for lack of memory."""
 
 
 class RequestBody:
@@ -51,7 +51,7 @@ class RequestBody:
         self._reservation: Reservation | None = None
         self._reserved = 0
         self._refusal: PoolServeError | None = None
-        """Why nothing of the body is kept any longer; ``take`` raises it."""
+        """The reason why nothing of the body is kept any longer; ``take`` raises it."""
         self.buffer: Buffer = bytearray()
         """The data that has arrived and is kept."""
         if self.announced > max_bytes:

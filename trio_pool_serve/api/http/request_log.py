@@ -14,7 +14,7 @@ Outcome: TypeAlias = Literal["answered", "refused", "failed", "deadline", "drain
 """refused: an error status below 500, for a fault of the request. failed: a status from 500 on."""
 
 OUTCOMES: Mapping[type[Exception], Outcome] = {DrainingError: "drained", DeadlineExceededError: "deadline"}
-"""By the error, if that is more than its status says."""
+"""Outcomes of errors that are more specific than their statuses."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
@@ -39,7 +39,7 @@ def begin_trace(request: HttpRequest, service: Service) -> None:
 
 
 def log_request(request: HttpRequest, service: Service, polled: Collection[tuple[str, str]] = ()) -> None:
-    """Log a request that has ended, if the settings say so, and end its span, if it has one.
+    """Log a request that has ended, if the settings ask for it, and end its span, if it has one.
 
     ``polled`` are methods and routes that are requested every few seconds: of these only failures are logged.
     """

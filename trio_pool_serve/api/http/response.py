@@ -80,7 +80,7 @@ async def event_stream(produce: Callable[[Emit], Awaitable[None]]) -> AsyncItera
     """Return a body of server-sent events, produced by a child task while earlier ones are sent.
 
     ``produce(emit)`` runs in a nursery that lives as long as the body is being sent: when the client disconnects, it is
-    cancelled. It handles its own errors, and bounds what it emits: events are kept until they are sent.
+    cancelled. It handles its own errors, and bounds the events that it emits: these are kept until they are sent.
     """
     emitted, unsent = trio.open_memory_channel[Callable[[], object]](math.inf)
 

@@ -60,7 +60,7 @@ class RouteTable:
             path: re.compile(".+".join(map(re.escape, path.split(PLACE))), re.DOTALL)
             for path in sorted(templates, key=lambda path: -len(path.partition(PLACE)[2]))
         }
-        """Of paths with ``{name}``."""
+        """Patterns of the paths with ``{name}``."""
         self._has_warned = False
 
     def find(self, method: str, path: str) -> Handler | None:
@@ -90,7 +90,7 @@ class RouteTable:
             return path
         stripped = path.rstrip("/")
         if template := self.template_of(path):
-            # A slash behind a route's end, which would belong to a name otherwise.
+            # A slash after a route's end, which would belong to a name otherwise.
             return stripped if self.template_of(stripped) not in ("", template) else path
         plain = SLASHES.sub("/", path).rstrip("/") or "/"
         if self.template_of(plain):

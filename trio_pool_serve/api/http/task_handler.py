@@ -137,6 +137,6 @@ class TaskHandler:
         return decoded
 
     def decode(self, body: Buffer) -> DecodedBody:
-        """Return what a body asks of one of the endpoints; an error in it is returned with the endpoint."""
+        """Return a decoded body with its endpoint and job; an error in the body is returned with the endpoint."""
         network, embeds = self.service.config.network, self.service.config.input.enable_prompt_embeds
         return decode_body(body, self.candidates, network, self.candidates_of, embeds=embeds)

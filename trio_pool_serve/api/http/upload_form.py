@@ -19,7 +19,7 @@ MAX_PARTS = 32
 MAX_HELD = MAX_BUFFERED // 4
 
 MAX_PADDING = 64
-"""Bytes behind a boundary: the end of the form, and blanks."""
+"""Bytes after a boundary: the end of the form, and blanks."""
 
 MAX_FIELD_BYTES = 4096
 
@@ -71,7 +71,10 @@ class UploadForm:
                 self._decode(None, found)
         except RequestEntityTooLarge as error:
             raise InvalidRequestError("The form has too many parts, or headers that are too long.") from error
-        except (ValueError, AttributeError) as error:  # the latter for a part without a line break behind its headers
+        except (
+            ValueError,
+            AttributeError,
+        ) as error:  # ``AttributeError`` for a part without a line break after its headers
             raise InvalidRequestError(f"The form is not valid multipart/form-data: {error}.") from error
         return found
 
@@ -86,13 +89,13 @@ class UploadForm:
     def _without_a_cut_boundary(self, piece: bytes | None) -> bytes:
         """Return the data to decode now: nothing while it ends with a boundary that may go on.
 
-        werkzeug 3.1 takes the CR in front of a boundary for data if its input ends just behind that.
+        werkzeug 3.1 takes the CR in front of a boundary for data if its input ends just after it.
         """
         data, self._held = self._held + (piece or b""), b""
-        behind = len(self.boundary) + MAX_PADDING
+        tail = len(self.boundary) + MAX_PADDING
         if piece is None or len(data) > MAX_HELD:
             return data
-        if b"--" + self.boundary in (bytes(self._decoder.buffer[-behind:]) + data[-behind:])[-behind:]:
+        if b"--" + self.boundary in (bytes(self._decoder.buffer[-tail:]) + data[-tail:])[-tail:]:
             data, self._held = b"", data
         return data
 

@@ -26,12 +26,12 @@ from trio_pool_serve.serving.served_model import ServedModel
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 ADAPTER_CHANGES = frozenset({("POST", LOAD_PATH), ("POST", UNLOAD_PATH)})
-"""The routes, which only API keys with ``admin`` may use."""
+"""The routes that change adapters, which only API keys with ``admin`` may use."""
 
 MAX_BODY_BYTES = 64 * 1024
 
 MAX_NAME_CHARACTERS = 256
-"""Names are labels of metrics."""
+"""Maximum length of a name, which is a label of metrics."""
 
 ACCEPTED_NAMES = (
     "Names and paths consist of printable characters; names have no blanks at their ends, and not only slashes."
@@ -69,7 +69,7 @@ class UnloadedLora(msgspec.Struct, frozen=True):
 
 
 def adapter_object(served: ServedModel, adapter: ServedAdapter, card: dict[str, object]) -> dict[str, object]:
-    """Return the entry of an adapter in the list of models: its model's ``card``, with what is its own."""
+    """Return the entry of an adapter in the list of models: its model's ``card``, with its own fields."""
     used = {} if adapter.last_used is None else {"last_used": int(adapter.last_used)}
     own = {"id": adapter.name, "name": adapter.name, "root": adapter.shown_location, "parent": served.source.name}
     if "fingerprint" in card and served.loaded is not None and adapter.adapter is not None:
@@ -91,7 +91,7 @@ async def decoded(service: Service, request: HttpRequest, kind: type[Body], expe
 
 
 def are_accepted(path: str, *names: str) -> bool:
-    """Return whether a path and names are as ``ACCEPTED_NAMES`` says."""
+    """Return whether a path and names follow ``ACCEPTED_NAMES``."""
     return path.isprintable() and all(
         name.isprintable() and name == name.strip() and name.strip("/") != "" for name in names
     )

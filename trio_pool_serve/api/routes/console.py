@@ -58,7 +58,7 @@ def console_files() -> dict[str, str]:
 OPEN_ROUTES = frozenset(
     (method, f"{CONSOLE_PATH}/{name}".rstrip("/")) for method in ("GET", "HEAD") for name in console_files()
 )
-"""Need no API key."""
+"""Routes that need no API key."""
 
 
 class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):

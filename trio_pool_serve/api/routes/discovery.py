@@ -36,7 +36,7 @@ def v2_probe(state: str, *, ok: bool) -> HttpResponse:
 PROBES = {"/v1/health": nim_probe, "/.well-known": weaviate_probe, "/v2/health": v2_probe}
 
 OPEN_PATHS = (*(f"{path}/{state}" for path in PROBES for state in STATES), AUTH_PATH)
-"""They need no key: their responses hold nothing but a state."""
+"""Paths that need no key: their responses hold nothing but a state."""
 
 
 def discovery_routes(service: Service) -> Routes:

@@ -48,7 +48,7 @@ TASK_PREFERENCE: tuple[PoolingTask, ...] = (
     "sparse_embed",
     "token_classify",
 )
-"""The first of these that a model can do is the ``task`` of its entry, unless ``--task`` says another."""
+"""Tasks by preference: the first that a model can do is its ``task``, unless ``--task`` names another."""
 
 
 def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
@@ -57,14 +57,14 @@ def tasks_of(folder: AnyModelFolder) -> list[PoolingTask]:
 
 
 def main_task_of(folder: AnyModelFolder) -> PoolingTask:
-    """Return the ``task`` of a model's entry: the one that it is served for."""
+    """Return the ``task`` of a model's entry: the task that it is served for."""
     return folder.task or tasks_of(folder)[0]
 
 
 def model_object(service: Service, served: ServedModel, name: str) -> dict[str, object]:
     """Return the entry of a model by one of its names, as OpenAI's and Cohere's clients read it.
 
-    ``tasks`` are those of this server, ``name`` is Cohere's name for the id. Clients that discover models read
+    ``tasks`` are the tasks of this server, ``name`` is Cohere's name for the id. Clients that discover models read
     ``model_type``, ``max_tokens`` and ``context_length``, as Xinference has them. ``created`` and ``last_used`` are in
     seconds since the epoch. Fields that are unknown until a model is loaded for the first time are left out until then,
     as is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32`` is only there for
@@ -106,7 +106,7 @@ def card_of(service: Service, served: ServedModel, name: str) -> dict[str, objec
 
 
 def names_among(service: Service, names: Collection[str] | None) -> list[tuple[ServedModel, str]]:
-    """Return the names of models, aliases included, then those of adapters, among those that a key may use."""
+    """Return the names of models, aliases included, then names of adapters, among the names that a key may use."""
     own = [(served, name) for served in service.models.among(names) for name in served.source.names]
     return own + [(served, adapter.name) for served, adapter in service.models.adapters_among(names)]
 
@@ -153,7 +153,7 @@ def model_routes(service: Service) -> Routes:
         return HttpResponse.json(card_of(service, *model_of(service, request)))
 
     async def info(request: HttpRequest) -> HttpResponse:
-        """Respond with what clients of text-embeddings-inference request before they send any work.
+        """Respond with the facts that clients of text-embeddings-inference request before they send any work.
 
         ``model_dtype`` is the setting. The last three fields are about builds and limits that this server does not
         have. Cancellation: at once.
@@ -201,7 +201,7 @@ def model_routes(service: Service) -> Routes:
 
 
 MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
-"""The routes, which only API keys with ``admin`` may use."""
+"""The routes that change models, which only API keys with ``admin`` may use."""
 
 NAMES = frozenset({"model", "name", "aliases"})
 

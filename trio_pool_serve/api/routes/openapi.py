@@ -241,7 +241,7 @@ def _operational_route(operation: Operation) -> dict[str, Any]:
 def openapi_routes(dialects: tuple[Dialect, ...], by_fields: PathByFields, without: Collection[Route]) -> Routes:
     """Return the routes of the document and of the page that shows it, which loads nothing from outside.
 
-    The arguments are those of ``openapi_document``.
+    The arguments are the arguments of ``openapi_document``.
     """
 
     async def document(_: HttpRequest) -> HttpResponse:

@@ -21,7 +21,7 @@ from trio_pool_serve.telemetry.snapshots import exposition_of, merged_load
 
 LIVENESS_PATH, READINESS_PATH = "/livez", "/readyz"
 HEALTH_PATHS = ("/health", "/ping", "/")
-"""The last is the default of load balancers, and a probe of text-embeddings-inference."""
+"""Paths of health checks; the last is the default of load balancers, and a probe of text-embeddings-inference."""
 
 RUNNING = "Ollama is running"
 
@@ -33,7 +33,7 @@ PROBE_ROUTES = frozenset(
         ("POST", "/ping"),
     }
 )
-"""Probes carry no API key, and their responses hold nothing but a state and its reason."""
+"""Methods and paths of probes, which carry no API key; responses hold nothing but a state and its reason."""
 
 DEEP = (b"deep", b"deep=1", b"deep=true")
 """Query strings of ``/readyz`` that ask for a deep probe."""
@@ -45,10 +45,10 @@ HOST_ROUTES = (("GET", HOSTS_PATH), ("POST", HOSTS_PATH), ("POST", DRAIN_PATH))
 MAX_BODY_BYTES = 4096
 
 MONITORED_PATHS = frozenset({"/metrics", "/load", LIVE_PATH})
-"""They show the load of all clients, and change nothing: ``--api-key-scope`` may leave them open to monitoring."""
+"""Paths that show the load of all clients and change nothing: ``--api-key-scope`` may open them to monitoring."""
 
 ADMIN_PATHS = MONITORED_PATHS | {"/reset_mm_cache", HOSTS_PATH, DRAIN_PATH}
-"""They show or affect all clients: of the keys of ``--api-keys-file``, only keys with ``admin`` may use them."""
+"""Paths that show or affect all clients: only keys of ``--api-keys-file`` with ``admin`` may use them."""
 
 
 def operational_routes(service: Service) -> Routes:
@@ -77,7 +77,7 @@ def operational_routes(service: Service) -> Routes:
     async def health(_: HttpRequest) -> HttpResponse:
         """Respond whether the models are loaded, as other servers do by being up. Cancellation: has no checkpoint.
 
-        A server that drains is still healthy: what it has accepted, it will answer.
+        A server that drains is still healthy: it will answer the requests that it has accepted.
         """
         return _status(service.state, ok=service.is_healthy)
 

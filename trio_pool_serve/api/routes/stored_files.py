@@ -28,7 +28,7 @@ from trio_pool_serve.service import Service
 FILES_PATH = "/v1/files"
 
 MAX_FILE_BYTES = 200 * 2**20
-"""As OpenAI's limit for inputs of batches."""
+"""OpenAI's limit for inputs of batches."""
 
 FORM_BYTES = 64 * 1024
 """Bytes that a form may have around its file."""

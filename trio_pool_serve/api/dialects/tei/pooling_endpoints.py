@@ -77,7 +77,8 @@ class EmbedRequest(WireRequest, TextOptions):
     def job(self, network: NetworkConfig, task: PoolingTask = "embed") -> PoolJob:
         """Return the job of a task. Raises ``InvalidRequestError``.
 
-        Vectors of texts have unit length unless ``normalize`` is false, those of tokens by default the model's own.
+        Vectors of texts have unit length unless ``normalize`` is false; by default, vectors of tokens have the model's
+        own length.
         """
         return PoolJob(
             prompts=none_empty(prompts_of(self.inputs, network, param="inputs")),
@@ -157,7 +158,7 @@ def _sequence(sequence: object) -> Prompt:
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
     """Respond to ``/embed``, ``/embed_all`` and ``/embed_sparse``: the value of the job's one task for each input.
 
-    Raises what ``pool`` raises. Cancellation: at once.
+    Errors: as ``pool``. Cancellation: at once.
     """
     pooled = await pool(call.model, call.job, call.context)
     values = [value for (value,) in pooled.rows]
@@ -174,7 +175,7 @@ async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:
 async def respond_predict(call: Call[Any, PoolJob], *, top_k: int | None = None, in_list: bool = False) -> HttpResponse:
     """Respond to ``/predict``: the ``top_k`` labels of each input, best first.
 
-    Labels of several inputs are in a list, those of a text alone only if ``in_list``. Raises what ``pool`` raises.
+    Labels of several inputs are in a list, labels of a text alone only if ``in_list``. Errors: as ``pool``.
     Cancellation: at once.
     """
     pooled = await pool(call.model, call.job, call.context)

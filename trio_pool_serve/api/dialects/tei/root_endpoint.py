@@ -137,7 +137,7 @@ def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob
 async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
     """Respond as the route for the request's fields and the model's main task does.
 
-    Raises what that route raises. Cancellation: at once.
+    Errors: as that route. Cancellation: at once.
     """
     job: InputsJob | ScoreJob = call.job
     if isinstance(job, ScoreJob):

@@ -70,7 +70,7 @@ class SimilarityRequest(WireRequest):
 async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
     """Respond to ``/rerank``: the texts' indices and scores, best first.
 
-    Raises what ``score`` raises. Cancellation: at once.
+    Errors: as ``score``. Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.context)
     texts = list(map(text_of, call.job.documents)) if call.wire.return_text else None
@@ -96,7 +96,7 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
 async def respond_similarity(call: Call[Any, ScoreJob]) -> HttpResponse:
     """Respond to ``/similarity``: a number per sentence, in order.
 
-    Raises what ``score`` raises. Cancellation: at once.
+    Errors: as ``score``. Cancellation: at once.
     """
     scores = await score(call.model, call.job, call.context)
     return await respond_timed(

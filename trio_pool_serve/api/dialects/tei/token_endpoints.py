@@ -41,7 +41,7 @@ class TokenizeRequest(WireRequest):
 async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpResponse:
     """Respond to ``/tokenize``: the tokens of each text.
 
-    Raises what ``tokenize`` raises. Cancellation: as ``tokenize``.
+    Errors: as ``tokenize``. Cancellation: as ``tokenize``.
     """
     instruction = rendering_params(call.model, InputParams(prompt_name=call.wire.prompt_name)).instruction
     tokens = await tokenize(
@@ -91,7 +91,7 @@ class DecodeRequest(WireRequest):
 async def respond_decode(call: Call[DecodeRequest, list[npt.NDArray[np.int64]]]) -> HttpResponse:
     """Respond to ``/decode``: the text of each list of ids.
 
-    Raises what ``detokenize`` raises. Cancellation: as ``detokenize``.
+    Errors: as ``detokenize``. Cancellation: as ``detokenize``.
     """
     skips = call.wire.skip_special_tokens is not False
     texts = await detokenize(call.model, call.job, call.context, skip_special_tokens=skips)

@@ -58,7 +58,7 @@ class PoolingResponse(ListResponse[PoolingItem]):
 def encode_pooled(call: "Call[PoolingRequest, PoolJob]", pooled: Pooled, tasks: Sequence[str]) -> HttpResponse:
     """Return the response: JSON, or the bytes of one task's arrays one after the other.
 
-    ``tasks`` are those of the rows; the values are given by task if the request has ``tasks``.
+    ``tasks`` are the tasks of the rows; the values are given by task if the request has ``tasks``.
     """
     encoding, by_task, tokens = call.wire.encoding, call.wire.tasks is not None, pooled.prompt_tokens
     if encoding.format in ("bytes", "bytes_only"):
@@ -90,7 +90,7 @@ LABEL_TASKS = frozenset({"classify", "token_classify"})
 class PoolingRequest(EmbeddingsRequest):
     """The body of ``/pooling``. Every optional field may be null.
 
-    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` says what the texts are embedded for:
+    ``tasks`` instead of ``task`` asks for several at once. ``input_type`` is the role of the texts in a search:
     ``query``, ``document``. ``token_pooling`` is for token_embed, ``max_active_dims`` for sparse_embed: the names of
     sentence-transformers. ``use_activation`` applies to labels, or to vectors if there are no labels; ``activation``
     is its old name.
@@ -145,7 +145,7 @@ class PoolingRequest(EmbeddingsRequest):
 
 
 async def respond_pooling(call: Call[PoolingRequest, PoolJob]) -> HttpResponse:
-    """Pool. Raises what ``pool`` raises. Cancellation: at once."""
+    """Pool. Errors: as ``pool``. Cancellation: at once."""
     model = call.model
     job = with_input_type(call.job, call.wire.input_type, model)
     named: JobField | None = "tasks" if job.tasks else None
@@ -227,7 +227,7 @@ class ClassifyResponse(ListResponse[ClassifyItem]):
 
 
 async def respond_classify(call: Call[ClassifyRequest, PoolJob]) -> HttpResponse:
-    """Classify. Raises what ``pool`` raises. Cancellation: at once."""
+    """Classify. Errors: as ``pool``. Cancellation: at once."""
     pooled = await pool(call.model, call.job, call.context)
     rows: list[Vectors] = [row for (row,) in pooled.rows]  # type: ignore[misc]
 

@@ -172,7 +172,7 @@ class ScoreResponse(ListResponse[ScoreItem]):
 
 
 async def respond_score(call: Call[ScoreRequest, ScoreJob]) -> HttpResponse:
-    """Score. Raises what ``score`` raises. Cancellation: at once."""
+    """Score. Errors: as ``score``. Cancellation: at once."""
     scores = await score(call.model, call.job, call.context)
     items = (ScoreItem(index=index, score=float(value)) for index, value in enumerate(scores.values))
     encode = partial(encode_list, call, "score-", ScoreResponse, items, tokens=scores.prompt_tokens)

@@ -78,7 +78,7 @@ class TokenizeResponse:
 
 
 async def respond_tokenize(call: Call[TokenizeRequest, str | ChatPrompt]) -> HttpResponse:
-    """Tokenize. Raises what ``tokenize`` raises. Cancellation: at once."""
+    """Tokenize. Errors: as ``tokenize``. Cancellation: at once."""
     special = call.wire.add_special_tokens
     if call.wire.input_type is not None and isinstance(call.job, str):
         computed = await computed_tokens(call.model, call.job, call.context, call.wire.input_type)
@@ -133,7 +133,7 @@ async def respond_detokenize(
 ) -> HttpResponse:
     """Detokenize, special tokens too, and respond with ``response(text)``.
 
-    Raises what ``detokenize`` raises. Cancellation: at once.
+    Errors: as ``detokenize``. Cancellation: at once.
     """
     (text,) = await detokenize(call.model, [call.job], call.context, skip_special_tokens=False)
     return await call.encode(lambda: HttpResponse.json(response(text)), rows=1, nbytes=len(text))
