@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 from hypercorn.config import Config
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.server.incoming_request import IncomingRequest
@@ -48,7 +49,7 @@ class Exchange:
         self._body_has_ended = False
         self._end_is_received = False
         self.has_left = False
-        self._change: trio.Event | None = None
+        self._changed = ParkingLot()
 
     # -- for the app ------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ class Exchange:
             self._unreceived.clear()
         if self.has_left:
             listener.leave()
-        self._note_change()
+        self._changed.unpark_all()
 
     async def receive(self) -> Any:
         """Return the next message: pieces of the body, then the disconnect. Cancellation: at once."""
@@ -69,11 +70,11 @@ class Exchange:
                 body = b"".join(self._unreceived)
                 self._unreceived.clear()
                 self._end_is_received = self._body_has_ended
-                self._note_change()
+                self._changed.unpark_all()
                 return {"type": "http.request", "body": body, "more_body": not self._body_has_ended}
             if self.has_left or self.is_answered:
                 return {"type": "http.disconnect"}
-            await self._wait_for_change()
+            await self._changed.park()
 
     async def send(self, message: Any) -> None:
         """Send a message of the response; the head waits for the body if that follows at once.
@@ -95,7 +96,7 @@ class Exchange:
             if is_last:
                 self.response.check_end()
             self.is_answered = is_last
-            self._note_change()
+            self._changed.unpark_all()
             if not is_last:
                 await trio.lowlevel.checkpoint()  # a write that finds room does not wait
         else:
@@ -115,7 +116,7 @@ class Exchange:
             return
         if data:
             self._unreceived.append(data)
-        self._note_change()
+        self._changed.unpark_all()
 
     def leave(self) -> None:
         """Tell the app that the client has disconnected."""
@@ -124,22 +125,12 @@ class Exchange:
         self.has_left = True
         if self._listener is not None:
             self._listener.leave()
-        self._note_change()
+        self._changed.unpark_all()
 
     async def wait_for_room(self) -> None:
         """Wait while too much of the body waits for the app. Cancellation: at once."""
         while sum(map(len, self._unreceived)) > MAX_UNRECEIVED and not self.is_answered:
-            await self._wait_for_change()
-
-    async def _wait_for_change(self) -> None:
-        if self._change is None:
-            self._change = trio.Event()
-        await self._change.wait()
-
-    def _note_change(self) -> None:
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+            await self._changed.park()
 
 
 @coroutine

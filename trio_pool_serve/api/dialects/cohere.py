@@ -35,7 +35,6 @@ from trio_pool_serve.api.fields.ranking import (
 )
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
@@ -90,17 +89,17 @@ class EmbedRequest(WireRequest):
     max_tokens: TokenCount | None = None
     priority: Priority | None = None
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_least(self.max_tokens, least=1, param="max_tokens")
         return PoolJob(
-            prompts=self._prompts(network),
+            prompts=self._prompts(max_inputs),
             input_params=input_params_of(self.truncate),
             dimensions=self.output_dimension,
             priority=self.priority or 0,
         )
 
-    def _prompts(self, network: NetworkConfig) -> list[Prompt]:
+    def _prompts(self, max_inputs: int) -> list[Prompt]:
         given: dict[str, Sequence[object] | None] = {"texts": self.texts, "images": self.images, "inputs": self.inputs}
         present = [name for name, inputs in given.items() if inputs]
         if len(present) > 1:
@@ -114,11 +113,11 @@ class EmbedRequest(WireRequest):
             raise InvalidRequestError(
                 "Send images in `images` or `inputs`: input_type is 'image', but texts has texts.", param="input_type"
             )
-        require_few(len(given[present[0]] or ()), network, param=present[0])
+        require_few(len(given[present[0]] or ()), max_inputs, param=present[0])
         if self.images:
-            return image_prompts(self.images, network, param="images")
+            return image_prompts(self.images, max_inputs, param="images")
         return [TextPrompt(text) for text in self.texts or ()] or [
-            content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs or ())
+            content.plain_prompt(max_inputs, f"inputs[{index}]") for index, content in enumerate(self.inputs or ())
         ]
 
 
@@ -176,9 +175,9 @@ class ClassifyRequest(WireRequest):
     truncate: Truncate | None = None
     priority: Priority | None = None
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_some(self.inputs, network, param="inputs")
+        require_some(self.inputs, max_inputs, param="inputs")
         return PoolJob(
             prompts=[TextPrompt(text) for text in self.inputs],
             tasks=("classify",),
@@ -263,10 +262,10 @@ class RerankRequest(RerankOptions):
     query: str
     documents: str | RerankDocument | list[str | RerankDocument]
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
-        require_few(len(given), network, param="documents")
+        require_few(len(given), max_inputs, param="documents")
         require_least(self.top_n)
         documents = [document if isinstance(document, str) else document.text for document in given]
         return self.score_job([self.query], documents, truncate_to=-1)

@@ -11,7 +11,6 @@ from attrs import frozen
 from trio_pool_serve.api.dialects.tei.scoring_endpoints import respond_rerank
 from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_least, require_some
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint, string_error_body
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob
 
@@ -30,9 +29,9 @@ class RerankRequest(WireRequest):
         """Whether the response has the documents, by TEI's name."""
         return self.return_documents
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_some(self.documents, network, param="documents")
+        require_some(self.documents, max_inputs, param="documents")
         require_least(self.top_n)
         return ScoreJob(
             queries=[self.query], documents=self.documents, input_params=InputParams(dialect_truncates=True)

@@ -11,7 +11,6 @@ from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_s
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.pool import PoolJob
@@ -52,7 +51,7 @@ class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
             case "binary" | "ubinary":
                 return VectorEncoding(dtype=wanted, dtype_param="embedding_type")
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
             raise InvalidRequestError("embedding_type must be one type, not several.", param="embedding_type")
@@ -65,7 +64,7 @@ class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
             refuse_given(self, ("truncation_side",), "means the same as truncate here: send one of the two")
             side: TruncationSide = "left" if self.truncate == "START" else "right"
             wire = evolve(self, truncate=self.truncate != "NONE", truncation_side=side)
-        job = openai.EmbeddingsRequest.job(wire, network)
+        job = openai.EmbeddingsRequest.job(wire, max_inputs)
         params = with_truncation(job.input_params, wire, truncates=the_same(wire, *self.TRUNCATE_NAMES))
         return evolve(job, input_params=params)
 

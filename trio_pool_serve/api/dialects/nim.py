@@ -13,7 +13,6 @@ from trio_pool_serve.api.fields.field_values import TopK, WireRequest, refused, 
 from trio_pool_serve.api.fields.ranking import respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob
 
@@ -35,9 +34,9 @@ class RankingRequest(WireRequest):
     truncate: Literal["NONE", "END"] | None = None
     top_k: TopK | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_some(self.passages, network, param="passages")
+        require_some(self.passages, max_inputs, param="passages")
         require_least(self.top_k, least=1, param="top_k")
         return ScoreJob(
             queries=[self.query.text],

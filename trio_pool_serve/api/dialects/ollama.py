@@ -23,7 +23,6 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.fields.ranking import RerankResult, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
@@ -99,10 +98,10 @@ class EmbedRequest(OllamaRequest):
     truncate: bool | None = None
     dimensions: Dimensions | None = None
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         texts = self.input if isinstance(self.input, list) else [self.input] if self.input else []
-        require_few(len(texts), network, param="input")
+        require_few(len(texts), max_inputs, param="input")
         require_least(self.dimensions, param="dimensions")
         truncates = self.truncate is not False
         return self.pool_job(texts, truncates=truncates, normalize=True, dimensions=self.dimensions or None)
@@ -156,7 +155,7 @@ class PromptRequest(OllamaRequest):
 
     prompt: str | None = None
 
-    def job(self, _: NetworkConfig) -> PoolJob:
+    def job(self, _: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         return self.pool_job([self.prompt] if self.prompt else [], truncates=True, normalize=False)
 
@@ -183,10 +182,10 @@ class RerankRequest(OllamaRequest):
     documents: list[str]
     top_n: TopN | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         self.require_valid()
-        require_some(self.documents, network, param="documents")
+        require_some(self.documents, max_inputs, param="documents")
         require_least(self.top_n)
         return ScoreJob(queries=[self.query], documents=self.documents, input_params=InputParams(truncate_to=-1))
 

@@ -15,7 +15,6 @@ from trio_pool_serve.api.fields.encodings import row_json
 from trio_pool_serve.api.fields.field_values import WireRequest, require_some
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, listed
 from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.prompts import TextPrompt
@@ -41,10 +40,10 @@ class InputTensor:
     datatype: Literal["BYTES"]
     data: list[str | list[str]]
 
-    def texts(self, network: NetworkConfig) -> list[str]:
+    def texts(self, max_inputs: int) -> list[str]:
         """Return the texts, in order. Raises ``InvalidRequestError`` if there are not as many as the shape says."""
         flat = [text for item in self.data for text in (item if isinstance(item, list) else [item])]
-        require_some(flat, network, param="inputs")
+        require_some(flat, max_inputs, param="inputs")
         if len(self.shape) > MAX_SHAPE or math.prod(self.shape) != len(flat):
             raise InvalidRequestError(
                 f"inputs: the shape of `{self.name}` is {self.shape[:MAX_SHAPE]}, but its data has {len(flat)} texts.",
@@ -76,10 +75,10 @@ class InferRequest(WireRequest):
     outputs: list[OutputRequest] | None = None
     parameters: Parameters | None = None
 
-    def job(self, network: NetworkConfig) -> Mapping[str, list[str]]:
+    def job(self, max_inputs: int) -> Mapping[str, list[str]]:
         """Return the texts of each input by its name. Raises ``InvalidRequestError``."""
-        require_some(self.inputs, network, param="inputs")
-        texts = {tensor.name: tensor.texts(network) for tensor in self.inputs}
+        require_some(self.inputs, max_inputs, param="inputs")
+        texts = {tensor.name: tensor.texts(max_inputs) for tensor in self.inputs}
         if len(texts) < len(self.inputs):
             raise InvalidRequestError("inputs has two tensors of the same name.", param="inputs")
         return texts

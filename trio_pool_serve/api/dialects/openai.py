@@ -21,7 +21,6 @@ from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFiel
 from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt
 from trio_pool_serve.tasks.pool import PoolJob, pool
@@ -72,29 +71,29 @@ class EmbeddingsRequest(InputFields):
         """How the vectors are to be encoded."""
         return VectorEncoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness)
 
-    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+    def prompts(self, max_inputs: int) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
         if self.modality == "image" and isinstance(self.input, str | list):
-            return image_prompts(self.input, network)
-        return super().prompts(network)
+            return image_prompts(self.input, max_inputs)
+        return super().prompts(max_inputs)
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         params = self.input_params
         return PoolJob(
-            prompts=self._document_or_prompts(network),
+            prompts=self._document_or_prompts(max_inputs),
             input_params=params if self.prompt is None else evolve(params, instruction=self.prompt),
             dimensions=self.dimensions,
             normalize=the_same(self, *self.NORMALIZE_NAMES),
             priority=self.priority or 0,
         )
 
-    def _document_or_prompts(self, network: NetworkConfig) -> list[Prompt]:
-        prompts = self.prompts(network)
+    def _document_or_prompts(self, max_inputs: int) -> list[Prompt]:
+        prompts = self.prompts(max_inputs)
         if self.chunks is not None:
             if self.late_chunking:
                 raise InvalidRequestError("Send `chunks` or `late_chunking`, not both.", param="chunks")
-            return [document_with_chunks(prompts, self.chunks, network)]
+            return [document_with_chunks(prompts, self.chunks, max_inputs)]
         return [document_of_chunks(prompts)] if self.late_chunking else prompts
 
 
@@ -116,7 +115,7 @@ def document_of_chunks(prompts: Sequence[Prompt]) -> ChunkedPrompt:
     return ChunkedPrompt("".join(texts), tuple(pairwise(accumulate(map(len, texts), initial=0))))
 
 
-def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], network: NetworkConfig) -> ChunkedPrompt:
+def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], max_inputs: int) -> ChunkedPrompt:
     """Return the document that is the only text of ``input``, with the chunks that are given by their positions.
 
     Raises ``InvalidRequestError`` for other inputs, for too many chunks, and for one that is empty or not in the text.
@@ -126,7 +125,7 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], net
         raise InvalidRequestError("input must be one text with chunks: the document.", param="chunks")
     if not chunks:
         raise EmptyInputError("chunks is empty.", param="chunks")
-    require_few(len(chunks), network, param="chunks", what="chunks")
+    require_few(len(chunks), max_inputs, param="chunks", what="chunks")
     for number, (begin, end) in enumerate(chunks):
         if not begin < end <= len(document.text):
             problem = f"the text has {len(document.text)} characters" if begin < end else f"it begins at {begin}"

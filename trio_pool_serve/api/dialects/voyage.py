@@ -23,7 +23,6 @@ from trio_pool_serve.api.fields.messages import ContentInput
 from trio_pool_serve.api.fields.ranking import RankedItem, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import ContentPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, pool
@@ -56,14 +55,14 @@ class VoyageEmbeddingsRequest(jina.JinaEmbeddingsRequest):
             return super().encoding
         return encoding_of(self.encoding_format, self.output_dtype, self.endianness)
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if self.output_dtype is not None:
             refuse_given(
                 self, ("embed_dtype", "embedding_type"), "means the same as output_dtype here: send one of the two"
             )
         the_same(self, "input_type", "task")
-        job = super().job(network)
+        job = super().job(max_inputs)
         input_params = job.input_params
         # Only requests with a value in one of Voyage's fields truncate by default, as Voyage does.
         has_value = any(value is not None for value in (self.input_type, self.output_dtype, self.output_dimension))
@@ -80,11 +79,11 @@ class RerankRequest(scoring_endpoints.RerankRequest):
     top_k: TopK | None = None
     truncation: bool | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_least(self.top_k, least=1, param="top_k")
         the_same(self, "top_k", "top_n")
-        job = super().job(network)
+        job = super().job(max_inputs)
         return evolve(job, input_params=with_truncation(job.input_params, self, truncates=self.truncation is not False))
 
 
@@ -135,13 +134,13 @@ class MultimodalRequest(WireRequest):
         """How the vectors are to be encoded."""
         return encoding_of(self.output_encoding or self.encoding_format, self.output_dtype, None)
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_some(self.inputs, network, param="inputs")
+        require_some(self.inputs, max_inputs, param="inputs")
         the_same(self, "output_encoding", "encoding_format")
         refuses = self.truncation is False
         return PoolJob(
-            prompts=[content.plain_prompt(network, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
+            prompts=[content.plain_prompt(max_inputs, f"inputs[{index}]") for index, content in enumerate(self.inputs)],
             input_params=InputParams(truncate_to=None if refuses else -1, refuses_longer=refuses),
             dimensions=self.output_dimension,
         )

@@ -11,7 +11,6 @@ from trio_pool_serve.api.fields.field_values import Dimensions, WireRequest, req
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import TextPrompt, text_of
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, pool
@@ -39,7 +38,7 @@ class VectorsRequest(WireRequest):
     text: str
     config: VectorConfig | None = None
 
-    def job(self, _: NetworkConfig) -> PoolJob:
+    def job(self, _: int) -> PoolJob:
         """Return the job of the request."""
         dimensions = None if self.config is None else self.config.dimensions
         return PoolJob(prompts=[TextPrompt(self.text)], input_params=TRUNCATED, dimensions=dimensions or None)
@@ -73,9 +72,9 @@ class RerankRequest(WireRequest):
     documents: list[str]
     property: str | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        require_some(self.documents, network, param="documents")
+        require_some(self.documents, max_inputs, param="documents")
         return ScoreJob(queries=[self.query], documents=self.documents, input_params=TRUNCATED)
 
 

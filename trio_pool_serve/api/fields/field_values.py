@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeAlias
 import attrs
 import msgspec
 
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, listed
 from trio_pool_serve.tasks.input_params import InputParams
 
@@ -61,20 +60,20 @@ class WireRequest:
     model: str | None = None
 
 
-def require_few(count: int, network: NetworkConfig, *, param: str, what: str = "inputs") -> None:
+def require_few(count: int, max_inputs: int, *, param: str, what: str = "inputs") -> None:
     """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
-    if count > network.max_inputs_per_request:
+    if count > max_inputs:
         raise InvalidRequestError(
-            f"{param} has {count} {what}; the limit is {network.max_inputs_per_request} (--max-inputs-per-request).",
+            f"{param} has {count} {what}; the limit is {max_inputs} (--max-inputs-per-request).",
             param=param,
         )
 
 
-def require_some(inputs: Sized, network: NetworkConfig, *, param: str) -> None:
+def require_some(inputs: Sized, max_inputs: int, *, param: str) -> None:
     """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
     if not len(inputs):
         raise EmptyInputError(f"{param} is empty.", param=param)
-    require_few(len(inputs), network, param=param)
+    require_few(len(inputs), max_inputs, param=param)
 
 
 def require_least(number: int | None, *, least: int = 0, param: str = "top_n") -> None:

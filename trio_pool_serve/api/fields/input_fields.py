@@ -17,7 +17,6 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.fields.messages import ConversationFields, WireContent, WireMessage, WireMessages, image_part
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
 from trio_pool_serve.models.files.task_adapters import of_task
 from trio_pool_serve.prompts import (
@@ -117,7 +116,7 @@ class InputFields(ConversationFields, RequestOptions):
             prompt_name=self.prompt_name,
         )
 
-    def prompts(self, network: NetworkConfig) -> list[Prompt]:
+    def prompts(self, max_inputs: int) -> list[Prompt]:
         """Return the prompts of the field that is given. Raises ``InvalidRequestError``."""
         given = the_one_given(
             # OpenAI's client always sends an input: for vLLM, an empty one beside prompt_embeds.
@@ -127,12 +126,12 @@ class InputFields(ConversationFields, RequestOptions):
         )
         messages = self._messages_in_input if self.messages is None else self.messages
         if messages is not None:
-            return [*self.conversations(messages, network, param=given)]
+            return [*self.conversations(messages, max_inputs, param=given)]
         self.refuse_chat_fields(given)
         if self.prompt_embeds is not None:
-            require_few(len(self.prompt_embeds.items), network, param=given)
+            require_few(len(self.prompt_embeds.items), max_inputs, param=given)
             return [*self.prompt_embeds.prompts()]
-        return prompts_of([] if self.input is None else self.input, network)
+        return prompts_of([] if self.input is None else self.input, max_inputs)
 
     @property
     def _messages_in_input(self) -> WireMessages | None:
@@ -164,7 +163,7 @@ def the_one_given(**fields: object) -> str:
     return given[0]
 
 
-def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+def prompts_of(given: Input | AnyInput, max_inputs: int, *, param: str = "input") -> list[Prompt]:
     """Return the prompts of an input in any of its forms. Raises ``InvalidRequestError`` for the field ``param``."""
     if isinstance(given, str):
         return [TextPrompt(given)]
@@ -177,7 +176,7 @@ def prompts_of(given: Input | AnyInput, network: NetworkConfig, *, param: str = 
         return [_tokens_prompt(given, param)]
     if len(kinds) > 1 and kinds != {str, InputObject}:
         raise InvalidRequestError(f"{param} mixes token ids and other inputs; send one or the other.", param=param)
-    require_few(len(given), network, param=param)
+    require_few(len(given), max_inputs, param=param)
     if kinds == {list}:
         return [_tokens_prompt(ids, f"{param}[{index}]") for index, ids in enumerate(given)]
     return [

@@ -14,7 +14,6 @@ from trio_pool_serve.api.fields.field_values import (
     require_few,
     require_some,
 )
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import (
     ChatMessage,
@@ -39,13 +38,13 @@ def image_part(image: str, *, place: str) -> ImagePart:
     return ImagePart(image if ":" in image[:LONGEST_SCHEME] else f"data:;base64,{image}", place)
 
 
-def image_prompts(given: str | Sequence[object], network: NetworkConfig, *, param: str = "input") -> list[Prompt]:
+def image_prompts(given: str | Sequence[object], max_inputs: int, *, param: str = "input") -> list[Prompt]:
     """Return a prompt for each of several images, or for one; ``param`` is the field that they are in.
 
     Raises ``InvalidRequestError`` for anything but strings, and for too many.
     """
     images = [given] if isinstance(given, str) else given
-    require_some(images, network, param=param)
+    require_some(images, max_inputs, param=param)
     if not all(isinstance(image, str) for image in images):
         raise InvalidRequestError(f"{param} must be strings: URLs of images, or their bytes in base64.", param=param)
     return [
@@ -96,18 +95,18 @@ class ContentInput:
 
     content: WireContent
 
-    def prompt(self, network: NetworkConfig, place: str) -> ContentPrompt:
+    def prompt(self, max_inputs: int, place: str) -> ContentPrompt:
         """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
         param = field_of(place)
         parts = parts_of(self.content, f"{place}.content")
         if not parts:
             raise EmptyInputError(f"{place} has no text and no image.", param=param)
-        require_few(len(parts), network, param=param, what="parts")
+        require_few(len(parts), max_inputs, param=param, what="parts")
         return ContentPrompt(parts)
 
-    def plain_prompt(self, network: NetworkConfig, place: str) -> TextPrompt | ContentPrompt:
+    def plain_prompt(self, max_inputs: int, place: str) -> TextPrompt | ContentPrompt:
         """Return the prompt; texts alone are one text, a line each. Raises as ``prompt``."""
-        prompt = self.prompt(network, place)
+        prompt = self.prompt(max_inputs, place)
         texts = [part.text for part in prompt.parts if isinstance(part, TextPart)]
         return TextPrompt("\n".join(texts)) if len(texts) == len(prompt.parts) else prompt
 
@@ -156,7 +155,7 @@ class ConversationFields(WireRequest):
     mm_processor_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
     media_io_kwargs: dict[str, Any] | None = refused(AS_LOADED, [{}])
 
-    def conversations(self, given: WireMessages, network: NetworkConfig, *, param: str) -> list[ChatPrompt]:
+    def conversations(self, given: WireMessages, max_inputs: int, *, param: str) -> list[ChatPrompt]:
         """Return the prompts that the messages in the field ``param`` make. Raises ``InvalidRequestError``."""
         if not given:
             raise EmptyInputError(f"{param} is empty.", param=param)
@@ -169,11 +168,11 @@ class ConversationFields(WireRequest):
         if not all(batch):
             raise EmptyInputError(f"{param}[{batch.index([])}] is empty.", param=param)
         conversations = {f"{param}[{index}]": each for index, each in enumerate(batch)} or {param: messages}
-        require_few(sum(map(len, conversations.values())), network, param=param, what="messages")
+        require_few(sum(map(len, conversations.values())), max_inputs, param=param, what="messages")
         self._refuse_repeated(len(conversations))
         prompts = [self._prompt(each, place) for place, each in conversations.items()]
         parts = sum(len(message.parts) for prompt in prompts for message in prompt.messages)
-        require_few(parts, network, param=param, what="parts")
+        require_few(parts, max_inputs, param=param, what="parts")
         return prompts
 
     def _refuse_repeated(self, conversations: int) -> None:

@@ -8,7 +8,6 @@ import msgspec
 from attrs import Factory, field, frozen
 
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import JobField
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.model import Model
@@ -110,7 +109,7 @@ class Endpoint(Generic[Wire, Job]):
     model_suffixes: tuple[str, ...] = ()
     field_names: FieldNames = field(factory=dict)
     response: type[Any] | None = None
-    to_job: Callable[[Wire, NetworkConfig], Job] = Factory(lambda self: self.wire.job, takes_self=True)
+    to_job: Callable[[Wire, int], Job] = Factory(lambda self: self.wire.job, takes_self=True)
 
     def __attrs_post_init__(self) -> None:
         # msgspec works out a class at its first use, and notes it before it has finished. A second thread that decodes

@@ -102,7 +102,7 @@ def decode_body(
             _refuse_foreign(fields, claimed_by)
         endpoint = claimed_by.endpoint
         wire = decode_json(rest, endpoint.wire, strict=network.strict_requests, cuts=cuts)
-        return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network))
+        return DecodedBody(claimed_by, wire, endpoint.to_job(wire, network.max_inputs_per_request))
     except MissingFieldError as error:
         return DecodedBody(claimed_by, wire, error=error.beside(_unknown_fields(rest, claimed_by.endpoint)))
     except PoolServeError as error:

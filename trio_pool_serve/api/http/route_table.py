@@ -53,7 +53,8 @@ class RouteTable:
             if "GET" in handlers:
                 handlers.setdefault("HEAD", handlers["GET"])
             methods = sorted({*handlers, "OPTIONS"})
-            handlers["OPTIONS"] = partial(_list_methods, ", ".join(methods))
+            allow = ("allow", ", ".join(methods))
+            handlers["OPTIONS"] = fixed(HttpResponse(b"", "text/html; charset=utf-8", headers=(allow,)))
             handlers[OTHER_METHODS] = partial(_refuse_method, methods)
         templates = (path for path in self._by_path if PLACE in path)
         self._patterns = {
@@ -120,10 +121,6 @@ def fixed(response: HttpResponse) -> Handler:
         return response
 
     return respond
-
-
-async def _list_methods(methods: str, _: HttpRequest) -> HttpResponse:
-    return HttpResponse(b"", content_type="text/html; charset=utf-8").with_headers({"allow": methods})
 
 
 async def _refuse_method(methods: Sequence[str], request: HttpRequest) -> NoReturn:

@@ -23,7 +23,6 @@ from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
@@ -74,14 +73,14 @@ class EmbedRequest(WireRequest, TextOptions):
     normalize: bool | None = None
     dimensions: Dimensions | None = None
 
-    def job(self, network: NetworkConfig, task: PoolingTask = "embed") -> PoolJob:
+    def job(self, max_inputs: int, task: PoolingTask = "embed") -> PoolJob:
         """Return the job of a task. Raises ``InvalidRequestError``.
 
         Vectors of texts have unit length unless ``normalize`` is false; by default, vectors of tokens have the model's
         own length.
         """
         return PoolJob(
-            prompts=none_empty(prompts_of(self.inputs, network, param="inputs")),
+            prompts=none_empty(prompts_of(self.inputs, max_inputs, param="inputs")),
             tasks=(task,),
             input_params=self.input_params(),
             dimensions=self.dimensions,
@@ -95,9 +94,9 @@ class EmbedAllRequest(EmbedRequest):
 
     token_pooling: TokenPoolingFactor | None = None
 
-    def job(self, network: NetworkConfig, task: PoolingTask = "token_embed") -> PoolJob:
+    def job(self, max_inputs: int, task: PoolingTask = "token_embed") -> PoolJob:
         """Return the job, as the base class."""
-        return evolve(super().job(network, task), token_pooling=self.token_pooling)
+        return evolve(super().job(max_inputs, task), token_pooling=self.token_pooling)
 
 
 @frozen(kw_only=True)
@@ -108,9 +107,9 @@ class EmbedSparseRequest(EmbedRequest):
     dimensions: Dimensions | None = refused(NOT_DENSE)
     max_active_dims: MaxActiveDims | None = None
 
-    def job(self, network: NetworkConfig, task: PoolingTask = "sparse_embed") -> PoolJob:
+    def job(self, max_inputs: int, task: PoolingTask = "sparse_embed") -> PoolJob:
         """Return the job, as the base class."""
-        return evolve(super().job(network, task), max_active_dims=self.max_active_dims)
+        return evolve(super().job(max_inputs, task), max_active_dims=self.max_active_dims)
 
 
 @frozen(kw_only=True)
@@ -120,13 +119,13 @@ class PredictRequest(WireRequest, TextOptions):
     inputs: str | list[str | list[str]]
     raw_scores: bool | None = None
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
             raise InvalidRequestError("inputs mixes texts and lists; send one or the other.", param="inputs")
         sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
-        require_few(len(sequences), network, param="inputs")
+        require_few(len(sequences), max_inputs, param="inputs")
         return PoolJob(
             prompts=none_empty(list(map(_sequence, sequences))),
             tasks=("classify",),

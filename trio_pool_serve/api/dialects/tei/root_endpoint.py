@@ -36,7 +36,6 @@ from trio_pool_serve.api.fields.field_values import (
 )
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, TaskNotSupportedError, listed
 from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
@@ -86,7 +85,7 @@ class RootRequest(WireRequest, Parameters):
         given = {name: value for name, value in beside.items() if value is not None}
         return evolve(self.parameters or Parameters(), **given)
 
-    def job(self, network: NetworkConfig) -> InputsJob | ScoreJob:
+    def job(self, max_inputs: int) -> InputsJob | ScoreJob:
         """Return the jobs of the request, one for each kind of model. Raises ``InvalidRequestError``."""
         options = self.options
         if self.texts is not None:
@@ -100,16 +99,16 @@ class RootRequest(WireRequest, Parameters):
                 raw_scores=options.raw_scores,
                 top_n=self.top_n,
                 **_text_options(options),
-            ).job(network)
+            ).job(max_inputs)
         refuse_given(self, ("query", "return_text", "top_n"), "needs `texts`, which is missing")
         match self.inputs:
             case None:
                 raise MissingFieldError("inputs", "texts")
             case SimilarityInputs() as inputs:
                 refuse_given(options, ("normalize", "dimensions", "raw_scores", "top_k"), "is not for similarities")
-                return SimilarityRequest(inputs=inputs, parameters=options).job(network)
+                return SimilarityRequest(inputs=inputs, parameters=options).job(max_inputs)
             case inputs:
-                given = inputs, options, network
+                given = inputs, options, max_inputs
                 return InputsJob(outcome.capture(_vectors, *given), outcome.capture(_labels, *given))
 
 
@@ -117,7 +116,7 @@ def _text_options(options: Parameters) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(TextOptions)}
 
 
-def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
+def _vectors(inputs: Any, options: Parameters, max_inputs: int) -> PoolJob:
     if any(isinstance(row, list) and str in map(type, row) for row in inputs):
         raise InvalidRequestError(
             "inputs has lists of texts; this model accepts texts and lists of token ids.", param="inputs"
@@ -125,13 +124,13 @@ def _vectors(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJo
     refuse_given(options, ("raw_scores", "top_k"), "is for labels, but this model returns vectors")
     return EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)
-    ).job(network)
+    ).job(max_inputs)
 
 
-def _labels(inputs: Any, options: Parameters, network: NetworkConfig) -> PoolJob:
+def _labels(inputs: Any, options: Parameters, max_inputs: int) -> PoolJob:
     refuse_given(options, ("normalize", "dimensions"), "is for vectors, but this model returns labels")
     require_least(options.top_k, least=1, param="top_k")
-    return PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options)).job(network)
+    return PredictRequest(inputs=inputs, raw_scores=options.raw_scores, **_text_options(options)).job(max_inputs)
 
 
 async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:

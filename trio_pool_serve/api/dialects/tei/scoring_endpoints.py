@@ -11,7 +11,6 @@ from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_f
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import text_of
 from trio_pool_serve.tasks.score import ScoreJob, score
@@ -27,10 +26,10 @@ class RerankRequest(WireRequest, TextOptions):
     return_text: bool | None = None
     top_n: TopN | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         require_least(self.top_n)
-        require_some(self.texts, network, param="texts")
+        require_some(self.texts, max_inputs, param="texts")
         return ScoreJob(
             queries=[self.query],
             documents=self.texts,
@@ -54,11 +53,11 @@ class SimilarityRequest(WireRequest):
     inputs: SimilarityInputs
     parameters: TextOptions | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
             raise EmptyInputError("inputs.sentences is empty.", param="inputs")
-        require_few(len(self.inputs.sentences), network, param="inputs")
+        require_few(len(self.inputs.sentences), max_inputs, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],
             documents=self.inputs.sentences,

@@ -15,7 +15,6 @@ from trio_pool_serve.api.fields.field_values import TokenId, WireRequest, requir
 from trio_pool_serve.api.fields.input_fields import prompts_of
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.input_params import InputParams, rendering_params
@@ -30,11 +29,11 @@ class TokenizeRequest(WireRequest):
     add_special_tokens: bool | None = None
     prompt_name: str | None = None
 
-    def job(self, network: NetworkConfig) -> list[str]:
+    def job(self, max_inputs: int) -> list[str]:
         """Return the texts. Raises ``InvalidRequestError``."""
         texts = [self.inputs] if isinstance(self.inputs, str) else self.inputs
         none_empty(list(map(TextPrompt, texts)))
-        require_few(len(texts), network, param="inputs")
+        require_few(len(texts), max_inputs, param="inputs")
         return texts
 
 
@@ -82,9 +81,9 @@ class DecodeRequest(WireRequest):
     ids: list[TokenId | list[TokenId]]
     skip_special_tokens: bool | None = None
 
-    def job(self, network: NetworkConfig) -> list[npt.NDArray[np.int64]]:
+    def job(self, max_inputs: int) -> list[npt.NDArray[np.int64]]:
         """Return the lists of token ids, each of shape (tokens,). Raises ``InvalidRequestError``."""
-        prompts = prompts_of(self.ids, network, param="ids")  # type: ignore[arg-type]
+        prompts = prompts_of(self.ids, max_inputs, param="ids")  # type: ignore[arg-type]
         return [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
 
 

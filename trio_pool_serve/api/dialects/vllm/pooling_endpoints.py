@@ -24,7 +24,6 @@ from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFiel
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.models import TASK_PREFERENCE
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError, listed
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool, task_named
@@ -109,10 +108,10 @@ class PoolingRequest(EmbeddingsRequest):
     chunks: list[Chunk] | None = refused(ELSEWHERE)
     data: Any = refused("there are no IO processors")
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request; no tasks stand for the model's main task. Raises as the base class."""
         return evolve(
-            super().job(network),
+            super().job(max_inputs),
             tasks=self._tasks(),
             token_pooling=self.token_pooling,
             max_active_dims=self.max_active_dims,
@@ -199,10 +198,10 @@ class ClassifyRequest(InputFields):
     raw_scores: bool | None = None
     labels: Any = refused("the labels are the model's own", [[]])
 
-    def job(self, network: NetworkConfig) -> PoolJob:
+    def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         return PoolJob(
-            prompts=self.prompts(network),
+            prompts=self.prompts(max_inputs),
             tasks=("classify",),
             input_params=self.input_params,
             activation="raw" if wants_logits(self) else "probabilities",

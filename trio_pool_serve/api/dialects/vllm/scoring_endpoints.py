@@ -24,7 +24,6 @@ from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireCon
 from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError
 from trio_pool_serve.prompts import ScoreInput
 from trio_pool_serve.tasks.input_params import InputParams
@@ -119,10 +118,10 @@ class ScoreRequest(ScoreOptions):
     data_1: WireSide | None = None
     data_2: WireSide | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         first, second = self._names()
-        ones, others = self._side(first, network), self._side(second, network)
+        ones, others = self._side(first, max_inputs), self._side(second, max_inputs)
         if len(ones) not in (1, len(others)):
             raise InvalidRequestError(
                 f"Input lengths must be either 1:1, 1:N or N:N, not {len(ones)} {first} and {len(others)} {second}.",
@@ -144,15 +143,17 @@ class ScoreRequest(ScoreOptions):
             raise MissingFieldError(*partners)
         raise InvalidRequestError(f"Send {'only one' if given else 'both'} of {pairs}.")
 
-    def _side(self, name: str, network: NetworkConfig) -> Sequence[ScoreInput]:
+    def _side(self, name: str, max_inputs: int) -> Sequence[ScoreInput]:
         given: WireSide = getattr(self, name)
         sides = given if isinstance(given, list) else [given]
         if not sides:
             element = "text" if any(name == first for first, _ in SIDE_NAMES) else "text_pair"
             raise EmptyInputError(f"{name} is empty. At least one {element} element must be given.", param=name)
-        require_few(len(sides), network, param=name)
+        require_few(len(sides), max_inputs, param=name)
         return [
-            side if isinstance(side, str) else side.prompt(network, name if sides is not given else f"{name}[{index}]")
+            side
+            if isinstance(side, str)
+            else side.prompt(max_inputs, name if sides is not given else f"{name}[{index}]")
             for index, side in enumerate(sides)
         ]
 
@@ -186,10 +187,10 @@ class DocumentObject:
     text: str | None = None
     content: WireContent | None = None
 
-    def side(self, network: NetworkConfig, place: str) -> ScoreInput:
+    def side(self, max_inputs: int, place: str) -> ScoreInput:
         """Return the document; ``place`` is where it is in the request. Raises ``InvalidRequestError``."""
         if self.content is not None:
-            return ContentInput(content=self.content).prompt(network, place)
+            return ContentInput(content=self.content).prompt(max_inputs, place)
         if self.text is None:
             raise InvalidRequestError(f"{place} has neither `text` nor `content`.", param="documents")
         return self.text
@@ -203,14 +204,14 @@ class RerankRequest(RerankOptions):
     documents: str | DocumentObject | list[str | DocumentObject]
     raw_scores: bool | None = None
 
-    def job(self, network: NetworkConfig) -> ScoreJob:
+    def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         given = self.documents if isinstance(self.documents, list) else [self.documents]
-        require_some(given, network, param="documents")
+        require_some(given, max_inputs, param="documents")
         require_least(self.top_n)
-        queries = [self.query if isinstance(self.query, str) else self.query.prompt(network, "query")]
+        queries = [self.query if isinstance(self.query, str) else self.query.prompt(max_inputs, "query")]
         documents = [
-            document if isinstance(document, str) else document.side(network, f"documents[{index}]")
+            document if isinstance(document, str) else document.side(max_inputs, f"documents[{index}]")
             for index, document in enumerate(given)
         ]
         return self.score_job(queries, documents)

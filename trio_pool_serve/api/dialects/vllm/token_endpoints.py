@@ -14,7 +14,6 @@ from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.messages import ConversationFields
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.config import NetworkConfig
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ChatPrompt, InputType
 from trio_pool_serve.tasks.tokenize import computed_tokens, detokenize, tokenize, tokenize_conversation
@@ -37,7 +36,7 @@ class TokenizeRequest(ConversationFields):
     return_token_strs: bool | None = None
     input_type: InputType | None = None
 
-    def job(self, network: NetworkConfig) -> str | ChatPrompt:
+    def job(self, max_inputs: int) -> str | ChatPrompt:
         """Return the text or the conversation to be tokenized. Raises ``InvalidRequestError``."""
         given = the_one_given(prompt=self.prompt, messages=self.messages)
         if self.messages is None:
@@ -51,7 +50,7 @@ class TokenizeRequest(ConversationFields):
             return self.prompt or ""
         if self.input_type is not None:
             raise InvalidRequestError("Leave out `input_type`: it is for prompt, not for messages.", param="input_type")
-        conversation, *others = self.conversations(self.messages, network, param=given)
+        conversation, *others = self.conversations(self.messages, max_inputs, param=given)
         if others:
             raise InvalidRequestError("messages must be one conversation.", param="messages")
         is_default = self.flag("add_generation_prompt") is None
@@ -116,7 +115,7 @@ class DetokenizeRequest(WireRequest):
 
     tokens: list[TokenId]
 
-    def job(self, _: NetworkConfig) -> npt.NDArray[np.int64]:
+    def job(self, _: int) -> npt.NDArray[np.int64]:
         """Return the token ids."""
         return np.array(self.tokens, dtype=np.int64)
 
