@@ -12,6 +12,8 @@ from typing import Literal, Self, TypeAlias
 
 from attrs import frozen
 
+from trio_pool_serve.prompts import field_of
+
 JobField: TypeAlias = Literal[
     "prompts",
     "chunks",
@@ -65,6 +67,11 @@ class InputError(PoolServeError):
         super().__init__(message)
         self.param = param
         self.field = field
+
+    @classmethod
+    def at(cls, place: str, problem: str) -> Self:
+        """Return the error about a place in the request, such as ``input[3].image``; its field is at fault."""
+        return cls(f"{place} {problem}", param=field_of(place))
 
     def param_with(self, name_of: Callable[[JobField], str | None]) -> str | None:
         """Return the field at fault, by a dialect's names for the job's fields."""

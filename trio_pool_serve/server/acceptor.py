@@ -97,9 +97,8 @@ class Acceptor:
                 is_served = self._accept_one(nursery)
                 if is_served is None:
                     return REFUSING_PAUSE_S if refused else 0.0
-                left -= (
-                    REFUSED_PER_SERVED if is_served and self.tls is None else 1
-                )  # handshakes have turns of their own
+                # With TLS, the work of a connection is a handshake, and handshakes take turns of their own.
+                left -= REFUSED_PER_SERVED if is_served and self.tls is None else 1
                 refused += not is_served
         except OSError as error:
             if error.errno in LISTENING_ERRORS:

@@ -138,7 +138,7 @@ class ContainedConnection(TCPServer):
         await timer.restart(self._task_group, None)
 
     def count_requests(self, number: int) -> None:
-        """Say how many HTTP/2 requests are in progress: each but the first counts as a connection."""
+        """Set the number of HTTP/2 requests in progress: each but the first counts as a connection."""
         further = max(0, number - 1)
         self.context.connections.add(self.address, further - self._further_requests)
         self._further_requests = further

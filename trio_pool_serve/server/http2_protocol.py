@@ -108,7 +108,7 @@ class SingleFrames(FrameBuffer):
 
 
 class Http2Protocol(H2Protocol):
-    """hypercorn's protocol, which takes a whole read at once and counts nothing.
+    """hypercorn's protocol with turns and budgets: by itself it takes a whole read at once, and counts nothing.
 
     Frames are taken one by one, and other tasks have their turn after each ``TURN_S``, half of which a request counts
     for. Frames that bring nothing are counted by connection and by address; completed requests and sent responses make

@@ -108,7 +108,7 @@ class EmbedRequest(WireRequest):
             )
         if not present:
             param = next((name for name in reversed(given) if given[name] is not None), None)
-            raise MissingFieldError(*given) if param is None else EmptyInputError(f"{param} is empty.", param=param)
+            raise MissingFieldError(*given) if param is None else EmptyInputError.at(param, "is empty.")
         if self.input_type == "image" and self.texts:
             raise InvalidRequestError(
                 "Send images in `images` or `inputs`: input_type is 'image', but texts has texts.", param="input_type"

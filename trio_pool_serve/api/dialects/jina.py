@@ -54,7 +54,7 @@ class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
     def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
-            raise InvalidRequestError("embedding_type must be one type, not several.", param="embedding_type")
+            raise InvalidRequestError.at("embedding_type", "must be one type, not several.")
         if self.embedding_type is not None:
             refuse_given(self, ("embed_dtype",), "means the same as embedding_type here: send one of the two")
         if self.encoding_format in ("bytes", "bytes_only"):

@@ -62,15 +62,13 @@ class OllamaRequest(WireRequest):
     def require_valid(self) -> None:
         """Raise ``InvalidRequestError`` for fields of every request."""
         if not self.model:
-            raise InvalidRequestError("model is required", param="model")
+            raise InvalidRequestError.at("model", "is required")
         given = self.keep_alive
         if isinstance(given, str) and not (len(given) <= MAX_DURATION_CHARACTERS and DURATION.fullmatch(given)):
-            raise InvalidRequestError(
-                f"keep_alive must be a number of seconds, or a duration such as 5m, not {quoted(given)}.",
-                param="keep_alive",
+            raise InvalidRequestError.at(
+                "keep_alive", f"must be a number of seconds, or a duration such as 5m, not {quoted(given)}."
             )
-        if self.num_ctx is not None and self.num_ctx < 1:
-            raise InvalidRequestError(f"options.num_ctx must be at least 1, not {self.num_ctx}.", param="options")
+        require_least(self.num_ctx, least=1, param="options.num_ctx")
 
     @property
     def num_ctx(self) -> int | None:

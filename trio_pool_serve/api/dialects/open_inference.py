@@ -80,7 +80,7 @@ class InferRequest(WireRequest):
         require_some(self.inputs, max_inputs, param="inputs")
         texts = {tensor.name: tensor.texts(max_inputs) for tensor in self.inputs}
         if len(texts) < len(self.inputs):
-            raise InvalidRequestError("inputs has two tensors of the same name.", param="inputs")
+            raise InvalidRequestError.at("inputs", "has two tensors of the same name.")
         return texts
 
     @property
@@ -128,13 +128,11 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
     wire, texts = call.wire, call.job
     names, output = tensors_of(call.model.folder.spec)
     if any(wanted.name != output for wanted in wire.outputs or ()):
-        raise InvalidRequestError(f"outputs must be {output}, this model's only output.", param="outputs")
+        raise InvalidRequestError.at("outputs", f"must be {output}, this model's only output.")
     if len(names) == 1 == len(texts):
         names = list(texts)  # by any name
     if set(names) != set(texts):
-        raise InvalidRequestError(
-            f"inputs must be named {' and '.join(names)}, not {', '.join(texts)}.", param="inputs"
-        )
+        raise InvalidRequestError.at("inputs", f"must be named {' and '.join(names)}, not {', '.join(texts)}.")
     if output == "score":
         queries, documents = (texts[name] for name in names)
         scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params)

@@ -124,12 +124,12 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], max
     if len(prompts) != 1 or not isinstance(document, TextPrompt):
         raise InvalidRequestError("input must be one text with chunks: the document.", param="chunks")
     if not chunks:
-        raise EmptyInputError("chunks is empty.", param="chunks")
+        raise EmptyInputError.at("chunks", "is empty.")
     require_few(len(chunks), max_inputs, param="chunks", what="chunks")
     for number, (begin, end) in enumerate(chunks):
         if not begin < end <= len(document.text):
             problem = f"the text has {len(document.text)} characters" if begin < end else f"it begins at {begin}"
-            raise InvalidRequestError(f"chunks[{number}] ends at {end}, but {problem}.", param="chunks")
+            raise InvalidRequestError.at(f"chunks[{number}]", f"ends at {end}, but {problem}.")
     return ChunkedPrompt(document.text, tuple(chunks))
 
 

@@ -168,9 +168,8 @@ def encode_bytes(
     }
     metadata = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
     if len(metadata) > MAX_METADATA_BYTES:
-        raise InvalidRequestError(
-            f"encoding_format must be 'bytes_only' for {len(vectors)} vectors: a header cannot hold their metadata.",
-            param="encoding_format",
+        raise InvalidRequestError.at(
+            "encoding_format", f"must be 'bytes_only' for {len(vectors)} vectors: a header cannot hold their metadata."
         )
     return response.with_headers({"metadata": metadata})
 
@@ -182,7 +181,7 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     in the shape of an error body.
     """
     if encoding.format in ("bytes", "bytes_only"):
-        raise InvalidRequestError("encoding_format must be 'float' or 'base64' with stream.", param="encoding_format")
+        raise InvalidRequestError.at("encoding_format", "must be 'float' or 'base64' with stream.")
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow) -> None:

@@ -109,9 +109,8 @@ class VectorEncoding:
                 f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
             )
         if self.format == "bytes" and rows > MAX_METADATA_ROWS:
-            raise InvalidRequestError(
-                f"encoding_format must be 'bytes_only' for {rows} vectors: a header cannot hold their metadata.",
-                param="encoding_format",
+            raise InvalidRequestError.at(
+                "encoding_format", f"must be 'bytes_only' for {rows} vectors: a header cannot hold their metadata."
             )
 
     @property

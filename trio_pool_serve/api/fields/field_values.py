@@ -63,23 +63,22 @@ class WireRequest:
 def require_few(count: int, max_inputs: int, *, param: str, what: str = "inputs") -> None:
     """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
     if count > max_inputs:
-        raise InvalidRequestError(
-            f"{param} has {count} {what}; the limit is {max_inputs} (--max-inputs-per-request).",
-            param=param,
+        raise InvalidRequestError.at(
+            param, f"has {count} {what}; the limit is {max_inputs} (--max-inputs-per-request)."
         )
 
 
 def require_some(inputs: Sized, max_inputs: int, *, param: str) -> None:
     """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
     if not len(inputs):
-        raise EmptyInputError(f"{param} is empty.", param=param)
+        raise EmptyInputError.at(param, "is empty.")
     require_few(len(inputs), max_inputs, param=param)
 
 
 def require_least(number: int | None, *, least: int = 0, param: str = "top_n") -> None:
     """Raise ``InvalidRequestError`` for a number below ``least``: by default, of documents to return."""
     if number is not None and number < least:
-        raise InvalidRequestError(f"{param} must be at least {least}, not {number}.", param=param)
+        raise InvalidRequestError.at(param, f"must be at least {least}, not {number}.")
 
 
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:

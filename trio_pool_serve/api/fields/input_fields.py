@@ -27,7 +27,6 @@ from trio_pool_serve.prompts import (
     TextPrompt,
     TokensPrompt,
     TruncationSide,
-    field_of,
 )
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
@@ -52,12 +51,12 @@ class InputObject:
         Raises ``InvalidRequestError`` if it is empty, or part of it a message.
         """
         if self.role is not None or self.content is not None:
-            raise InvalidRequestError(f"{place} is a message, but other inputs are not.", param=field_of(place))
+            raise InvalidRequestError.at(place, "is a message, but other inputs are not.")
         if self.image is not None:
             parts = () if self.text is None else (TextPart(self.text),)
             return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))
         if self.text is None:
-            raise InvalidRequestError(f"{place} has neither a text nor an image.", param=field_of(place))
+            raise InvalidRequestError.at(place, "has neither a text nor an image.")
         return TextPrompt(self.text)
 
 
@@ -147,9 +146,9 @@ class InputFields(ConversationFields, RequestOptions):
 def _message(item: object) -> WireMessage:
     if isinstance(item, InputObject) and item.role is not None:
         if item.text is not None or item.image is not None:
-            raise InvalidRequestError("input has a message with a text or an image outside `content`.", param="input")
+            raise InvalidRequestError.at("input", "has a message with a text or an image outside `content`.")
         return WireMessage(role=item.role, content=item.content)
-    raise InvalidRequestError("input mixes messages and other inputs; send one or the other.", param="input")
+    raise InvalidRequestError.at("input", "mixes messages and other inputs; send one or the other.")
 
 
 def the_one_given(**fields: object) -> str:
@@ -170,12 +169,12 @@ def prompts_of(given: Input | AnyInput, max_inputs: int, *, param: str = "input"
     if isinstance(given, InputObject):
         return [given.prompt(place=param)]
     if not given:
-        raise EmptyInputError(f"{param} is empty.", param=param)
+        raise EmptyInputError.at(param, "is empty.")
     kinds = set(map(type, given))
     if kinds == {int}:
         return [_tokens_prompt(given, param)]
     if len(kinds) > 1 and kinds != {str, InputObject}:
-        raise InvalidRequestError(f"{param} mixes token ids and other inputs; send one or the other.", param=param)
+        raise InvalidRequestError.at(param, "mixes token ids and other inputs; send one or the other.")
     require_few(len(given), max_inputs, param=param)
     if kinds == {list}:
         return [_tokens_prompt(ids, f"{param}[{index}]") for index, ids in enumerate(given)]
@@ -187,13 +186,11 @@ def prompts_of(given: Input | AnyInput, max_inputs: int, *, param: str = "input"
 
 def _tokens_prompt(ids: Any, place: str) -> TokensPrompt:
     if not ids:
-        raise EmptyInputError(f"{place} has no tokens.", param=field_of(place))
+        raise EmptyInputError.at(place, "has no tokens.")
     try:
         return TokensPrompt(np.array(ids, dtype=np.int64))
     except TypeError:
-        raise InvalidRequestError(
-            f"{place} must be a list of token ids, or of messages.", param=field_of(place)
-        ) from None
+        raise InvalidRequestError.at(place, "must be a list of token ids, or of messages.") from None
 
 
 INPUT_TYPES: Mapping[str, InputType] = {
@@ -223,7 +220,7 @@ def with_input_type(
     prompts = model.folder.prompts
     if input_type not in {*INPUT_TYPES, *others, *prompts} and of_task(model.task_adapters, input_type) is None:
         known = listed(sorted({*INPUT_TYPES, *others, *model.task_adapters, *prompts}))
-        raise InvalidRequestError(f"{param} must be one of {known}, not {quoted(input_type)}.", param=param)
+        raise InvalidRequestError.at(param, f"must be one of {known}, not {quoted(input_type)}.")
     input_params = job.input_params
     chosen = input_params.prompt_name is not None or input_params.instruction is not None
     named = input_type if input_type in prompts and not chosen else input_params.prompt_name

@@ -34,7 +34,7 @@ LONGEST_SCHEME = 32
 def image_part(image: str, *, place: str) -> ImagePart:
     """Return the part for a URL of an image, or for its bytes in bare base64. Raises ``EmptyInputError``."""
     if not image:
-        raise EmptyInputError(f"{place} is empty.", param=field_of(place))
+        raise EmptyInputError.at(place, "is empty.")
     return ImagePart(image if ":" in image[:LONGEST_SCHEME] else f"data:;base64,{image}", place)
 
 
@@ -46,7 +46,7 @@ def image_prompts(given: str | Sequence[object], max_inputs: int, *, param: str 
     images = [given] if isinstance(given, str) else given
     require_some(images, max_inputs, param=param)
     if not all(isinstance(image, str) for image in images):
-        raise InvalidRequestError(f"{param} must be strings: URLs of images, or their bytes in base64.", param=param)
+        raise InvalidRequestError.at(param, "must be strings: URLs of images, or their bytes in base64.")
     return [
         ContentPrompt((image_part(str(image), place=param if images is not given else f"{param}[{index}]"),))
         for index, image in enumerate(images)
@@ -75,13 +75,12 @@ class ContentPart:
         kind = self.type or ("text" if self.image_url is None else "image_url")
         name = {"input_text": "text", "input_image": "image_url"}.get(kind, kind)
         if name not in ("text", "image_url", "image_base64"):
-            raise InvalidRequestError(
-                f"{place}.type must be 'text', 'image_url' or 'image_base64', not {kind!r}.",
-                param=field_of(place),
+            raise InvalidRequestError.at(
+                f"{place}.type", f"must be 'text', 'image_url' or 'image_base64', not {kind!r}."
             )
         value: str | ImageUrl | None = getattr(self, name)
         if value is None:
-            raise InvalidRequestError(f"{place} has no `{name}`.", param=field_of(place))
+            raise InvalidRequestError.at(place, f"has no `{name}`.")
         url = value.url if isinstance(value, ImageUrl) else value
         return TextPart(url) if name == "text" else image_part(url, place=place)
 
@@ -97,11 +96,10 @@ class ContentInput:
 
     def prompt(self, max_inputs: int, place: str) -> ContentPrompt:
         """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
-        param = field_of(place)
         parts = parts_of(self.content, f"{place}.content")
         if not parts:
-            raise EmptyInputError(f"{place} has no text and no image.", param=param)
-        require_few(len(parts), max_inputs, param=param, what="parts")
+            raise EmptyInputError.at(place, "has no text and no image.")
+        require_few(len(parts), max_inputs, param=field_of(place), what="parts")
         return ContentPrompt(parts)
 
     def plain_prompt(self, max_inputs: int, place: str) -> TextPrompt | ContentPrompt:
@@ -158,15 +156,13 @@ class ConversationFields(WireRequest):
     def conversations(self, given: WireMessages, max_inputs: int, *, param: str) -> list[ChatPrompt]:
         """Return the prompts that the messages in the field ``param`` make. Raises ``InvalidRequestError``."""
         if not given:
-            raise EmptyInputError(f"{param} is empty.", param=param)
+            raise EmptyInputError.at(param, "is empty.")
         messages = [item for item in given if isinstance(item, WireMessage)]
         batch = [item for item in given if isinstance(item, list)]
         if messages and batch:
-            raise InvalidRequestError(
-                f"{param} mixes messages and lists of messages; send one or the other.", param=param
-            )
+            raise InvalidRequestError.at(param, "mixes messages and lists of messages; send one or the other.")
         if not all(batch):
-            raise EmptyInputError(f"{param}[{batch.index([])}] is empty.", param=param)
+            raise EmptyInputError.at(f"{param}[{batch.index([])}]", "is empty.")
         conversations = {f"{param}[{index}]": each for index, each in enumerate(batch)} or {param: messages}
         require_few(sum(map(len, conversations.values())), max_inputs, param=param, what="messages")
         self._refuse_repeated(len(conversations))

@@ -52,10 +52,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
         found = COMPLETION_WINDOW.fullmatch(self.completion_window)
         seconds = int(found[1]) * SECONDS[found[2]] if found else 0
         if not 0 < seconds <= MAX_WINDOW_S:
-            raise InvalidRequestError(
-                "completion_window must be minutes, hours or days, such as 24h, up to 30d.",
-                param="completion_window",
-            )
+            raise InvalidRequestError.at("completion_window", "must be minutes, hours or days, such as 24h, up to 30d.")
         return seconds
 
 

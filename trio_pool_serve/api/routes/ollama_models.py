@@ -148,7 +148,7 @@ def ollama_routes(service: Service) -> Routes:
         body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         asked_for = decode_json(body, ModelRequest)
         if not (name := asked_for.model or asked_for.name):
-            raise InvalidRequestError("model is required", param="model")
+            raise InvalidRequestError.at("model", "is required")
         return name, asked_for
 
     def find(request: HttpRequest, name: str) -> tuple[ServedModel, str, AnyModelFolder]:

@@ -48,9 +48,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
     def checked(self) -> int:
         """Return the seconds. Raises ``InvalidRequestError``."""
         if self.seconds not in EXPIRY_S:
-            raise InvalidRequestError(
-                f"expires_after must be from {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.", param="expires_after"
-            )
+            raise InvalidRequestError.at("expires_after", f"must be from {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.")
         return self.seconds
 
 
@@ -173,7 +171,7 @@ def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
 def _filename_of(form: UploadForm) -> str:
     """Return the name of a form's file. Raises ``InvalidRequestError`` if it has none for batches."""
     if form.fields.get("purpose") != "batch":
-        raise InvalidRequestError("purpose must be 'batch'.", param="purpose")
+        raise InvalidRequestError.at("purpose", "must be 'batch'.")
     if form.filename is None:
         raise MissingFieldError(FILE_FIELD)
     return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]
@@ -190,4 +188,4 @@ def _expiry_of(form: UploadForm) -> int | None:
     try:
         return msgspec.convert(fields, ExpiresAfter, strict=False).checked()
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"expires_after is not valid: {error}.", param="expires_after") from error
+        raise InvalidRequestError.at("expires_after", f"is not valid: {error}.") from error

@@ -60,9 +60,7 @@ def _side(direction: str | None) -> TruncationSide:
     match (direction or "right").lower():
         case "right" | "left" as side:
             return side
-    raise InvalidRequestError(
-        f"truncation_direction must be 'Right' or 'Left', not {direction!r}.", param="truncation_direction"
-    )
+    raise InvalidRequestError.at("truncation_direction", f"must be 'Right' or 'Left', not {direction!r}.")
 
 
 @frozen(kw_only=True)
@@ -123,7 +121,7 @@ class PredictRequest(WireRequest, TextOptions):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
         if len(kinds) > 1:
-            raise InvalidRequestError("inputs mixes texts and lists; send one or the other.", param="inputs")
+            raise InvalidRequestError.at("inputs", "mixes texts and lists; send one or the other.")
         sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
         require_few(len(sequences), max_inputs, param="inputs")
         return PoolJob(
@@ -150,8 +148,8 @@ def _sequence(sequence: object) -> Prompt:
         case [str(first), str(second)]:
             return PairPrompt(first, second)
         case []:
-            raise EmptyInputError("inputs is empty.", param="inputs")
-    raise InvalidRequestError("inputs must be a text, or lists of one text or two, a pair.", param="inputs")
+            raise EmptyInputError.at("inputs", "is empty.")
+    raise InvalidRequestError.at("inputs", "must be a text, or lists of one text or two, a pair.")
 
 
 async def respond_vectors(call: Call[Any, PoolJob]) -> HttpResponse:

@@ -118,9 +118,7 @@ def _text_options(options: Parameters) -> dict[str, Any]:
 
 def _vectors(inputs: Any, options: Parameters, max_inputs: int) -> PoolJob:
     if any(isinstance(row, list) and str in map(type, row) for row in inputs):
-        raise InvalidRequestError(
-            "inputs has lists of texts; this model accepts texts and lists of token ids.", param="inputs"
-        )
+        raise InvalidRequestError.at("inputs", "has lists of texts; this model accepts texts and lists of token ids.")
     refuse_given(options, ("raw_scores", "top_k"), "is for labels, but this model returns vectors")
     return EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)

@@ -56,7 +56,7 @@ class SimilarityRequest(WireRequest):
     def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         if not self.inputs.sentences:
-            raise EmptyInputError("inputs.sentences is empty.", param="inputs")
+            raise EmptyInputError.at("inputs.sentences", "is empty.")
         require_few(len(self.inputs.sentences), max_inputs, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],

@@ -134,12 +134,10 @@ class PoolingRequest(EmbeddingsRequest):
         if self.task is not None:
             raise InvalidRequestError("Send `task` or `tasks`, not both.", param="tasks")
         if not self.tasks:
-            raise EmptyInputError("tasks is empty.", param="tasks")
+            raise EmptyInputError.at("tasks", "is empty.")
         tasks = tuple(dict.fromkeys(self.tasks))
         if len(tasks) > 1 and self.encoding.format in ("bytes", "bytes_only"):
-            raise InvalidRequestError(
-                "encoding_format must be 'float' or 'base64' with several tasks.", param="encoding_format"
-            )
+            raise InvalidRequestError.at("encoding_format", "must be 'float' or 'base64' with several tasks.")
         return tasks
 
 

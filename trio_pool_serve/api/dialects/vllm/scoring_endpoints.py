@@ -84,15 +84,12 @@ class ScoreOptions(RequestOptions):
         kwargs = self.chat_template_kwargs or {}
         others = sorted(kwargs.keys() - {"instruction", "add_generation_prompt"})
         if others:
-            raise InvalidRequestError(
-                f"chat_template_kwargs can set only `instruction` here, not {', '.join(others)}.",
-                param="chat_template_kwargs",
+            raise InvalidRequestError.at(
+                "chat_template_kwargs", f"can set only `instruction` here, not {', '.join(others)}."
             )
         instruction = self.instruction if kwargs.get("instruction") is None else kwargs["instruction"]
         if not isinstance(instruction, str | None):
-            raise InvalidRequestError(
-                "chat_template_kwargs.instruction must be a string.", param="chat_template_kwargs"
-            )
+            raise InvalidRequestError.at("chat_template_kwargs.instruction", "must be a string.")
         return instruction
 
 
@@ -192,7 +189,7 @@ class DocumentObject:
         if self.content is not None:
             return ContentInput(content=self.content).prompt(max_inputs, place)
         if self.text is None:
-            raise InvalidRequestError(f"{place} has neither `text` nor `content`.", param="documents")
+            raise InvalidRequestError.at(place, "has neither `text` nor `content`.")
         return self.text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
-from trio_pool_serve.api.fields.field_values import TokenId, WireRequest
+from trio_pool_serve.api.fields.field_values import TokenId, WireRequest, refuse_given
 from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.messages import ConversationFields
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
@@ -48,11 +48,10 @@ class TokenizeRequest(ConversationFields):
             if self.tools:
                 raise InvalidRequestError("Leave out `tools`: it is for messages, not for prompt.", param="tools")
             return self.prompt or ""
-        if self.input_type is not None:
-            raise InvalidRequestError("Leave out `input_type`: it is for prompt, not for messages.", param="input_type")
+        refuse_given(self, ("input_type",), "is for prompt, not for messages")
         conversation, *others = self.conversations(self.messages, max_inputs, param=given)
         if others:
-            raise InvalidRequestError("messages must be one conversation.", param="messages")
+            raise InvalidRequestError.at("messages", "must be one conversation.")
         is_default = self.flag("add_generation_prompt") is None
         return evolve(
             conversation,
