@@ -12,8 +12,6 @@ from typing import Literal, Self, TypeAlias
 
 from attrs import frozen
 
-from trio_pool_serve.prompts import field_of
-
 JobField: TypeAlias = Literal[
     "prompts",
     "chunks",
@@ -61,12 +59,12 @@ class InputError(PoolServeError):
     """
 
     row: int = 0
-    place: Place | None = None
 
-    def __init__(self, message: str, *, param: str | None = None, field: JobField | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, field: JobField | None = None, place: Place | None = None
+    ) -> None:
         super().__init__(message)
-        self.param = param
-        self.field = field
+        self.param, self.field, self.place = param, field, place
 
     @classmethod
     def at(cls, place: str, problem: str) -> Self:
@@ -329,6 +327,11 @@ def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an ass
 
 class RunnerDeadError(PoolServeError):
     """The device cannot recover, for example from a sticky CUDA error: all later batches would fail."""
+
+
+def field_of(place: str) -> str:
+    """Return the top-level field of a place in a request: ``input`` for ``input[3].image``."""
+    return place.partition(".")[0].partition("[")[0]
 
 
 def listed(names: Sequence[str], word: str = "or") -> str:

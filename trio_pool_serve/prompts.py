@@ -94,11 +94,6 @@ class ImagePart:
     fetched: Sequence[bytes] | None = field(default=None, eq=False, repr=False)
 
 
-def field_of(place: str) -> str:
-    """Return the top-level field of a place in a request: ``input`` for ``input[3].image``."""
-    return place.partition(".")[0].partition("[")[0]
-
-
 Part: TypeAlias = TextPart | ImagePart
 
 IMAGE_TOKENS = 256

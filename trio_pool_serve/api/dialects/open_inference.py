@@ -41,7 +41,7 @@ class InputTensor:
     data: list[str | list[str]]
 
     def texts(self, max_inputs: int) -> list[str]:
-        """Return the texts, in order. Raises ``InvalidRequestError`` if there are not as many as the shape says."""
+        """Return the texts, in order. Raises ``InvalidRequestError`` if the shape is of another number."""
         flat = [text for item in self.data for text in (item if isinstance(item, list) else [item])]
         require_some(flat, max_inputs, param="inputs")
         if len(self.shape) > MAX_SHAPE or math.prod(self.shape) != len(flat):

@@ -94,9 +94,11 @@ async def pool_limited(call: Call[Any, PoolJob], job: PoolJob, limit: int | None
     pooled = await pool(call.model, job, call.context)
     for index, tokens in enumerate(pooled.tokens):
         if limit is not None and tokens > limit:
-            error = ContextLengthError(f"An input has {tokens} tokens; the limit is {limit} ({name}).", field="prompts")
-            error.place = Place("prompts", index if len(pooled.tokens) > 1 else None)
-            raise error
+            raise ContextLengthError(
+                f"An input has {tokens} tokens; the limit is {limit} ({name}).",
+                field="prompts",
+                place=Place("prompts", index if len(pooled.tokens) > 1 else None),
+            )
     return pooled
 
 
@@ -205,6 +207,4 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     # A refusal must come before the status is sent.
     work = estimated_work(call.model, call.job, rows_to_compute(call.model, call.job), call.context)
     call.model.engine.refuse_late(work)
-    response = HttpResponse(event_stream(produce), content_type="text/event-stream")
-    # nginx, and proxies that honour its header, would collect events before they send them on.
-    return response.with_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+    return HttpResponse.events(event_stream(produce))

@@ -87,8 +87,11 @@ def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
     def refuse(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None and value not in accepted:
             choices = listed([*map(quoted, (*accepted, None))])
-            sent = quoted(value) if isinstance(value, str) else _sent(value)
-            wanted = f"{attribute.name} must be {choices}, not {sent}" if accepted else f"Leave out `{attribute.name}`"
+            wanted = (
+                f"{attribute.name} must be {choices}, not {_sent(value)}"
+                if accepted
+                else f"Leave out `{attribute.name}`"
+            )
             raise InvalidRequestError(f"{wanted}: {because}.", param=attribute.name)
 
     return attrs.field(default=None, validator=refuse, metadata={"because": because, "accepted": accepted})
@@ -129,10 +132,10 @@ def wants_logits(wire: object) -> bool:
 
 
 def _sent(value: object) -> str:
-    """Return a description of a value for an error: texts in it are not quoted."""
-    if isinstance(value, int | float):
+    """Return a description of a value for an error: a list or an object is not quoted."""
+    if isinstance(value, str | int | float):
         return quoted(value)
-    return "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def quoted(value: object) -> str:

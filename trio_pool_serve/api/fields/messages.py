@@ -14,7 +14,7 @@ from trio_pool_serve.api.fields.field_values import (
     require_few,
     require_some,
 )
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -24,7 +24,6 @@ from trio_pool_serve.prompts import (
     Prompt,
     TextPart,
     TextPrompt,
-    field_of,
 )
 from trio_pool_serve.rendering.memory_budget import in_units
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from trio_pool_serve.api.http.request_body import Buffer
-from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, listed
-from trio_pool_serve.prompts import field_of
+from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, field_of, listed
 
 MOST_BLANKS = 64
 """Bytes; a body that is blank so far is called empty."""

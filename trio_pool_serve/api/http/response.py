@@ -39,6 +39,12 @@ class HttpResponse:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
+    def events(cls, body: bytes | ResponseBody) -> Self:
+        """Return a response of server-sent events, which no proxy keeps: nginx and others honour the headers."""
+        headers = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
+        return cls(body, "text/event-stream", headers=headers)
+
+    @classmethod
     def json(cls, value: object, status: int = 200) -> Self:
         """Return a response with a JSON body; msgspec must be able to encode ``value``."""
         return cls(msgspec.json.encode(value), status=status)

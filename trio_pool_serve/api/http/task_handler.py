@@ -92,8 +92,9 @@ class TaskHandler:
         claimed_by, wire = request.claimed_by, request.wire = decoded.claimed_by, decoded.wire
         if decoded.error is not None:
             raise decoded.error
-        in_path = name_in_path(request.route, request.path)
-        name, suffix = model_named_by(decoded, service.models, among=request.models, in_path=in_path)
+        name, suffix = model_named_by(
+            decoded, service.models, among=request.models, in_path=name_in_path(request.route, request.path)
+        )
         with service.models.use(name, among=request.models) as use:
             began = time.perf_counter()
             model = await service.models.loaded(use)

@@ -105,8 +105,9 @@ def batch_routes(service: Service) -> Routes:
             raise InvalidRequestError(f"Idempotency-Key exceeds {MAX_IDEMPOTENCY_KEY} characters.")
         paths = batches.runner.routes().paths
         if wire.endpoint not in paths:
-            message = f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}."
-            raise InvalidRequestError(message, param="endpoint")
+            raise InvalidRequestError(
+                f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}.", param="endpoint"
+            )
         expires_after = wire.output_expires_after
         now = int(batches.store.clock())
         batch = StoredBatch(

@@ -90,10 +90,8 @@ def console_routes(service: Service) -> Routes:
     async def live(request: HttpRequest) -> HttpResponse:
         after = request.query(LiveQuery).after
         request.end()  # a page that is open is no running request of its key
-        body = b"" if request.scope["method"] == "HEAD" else aclosing(_live_events(service, after))
-        # nginx would keep events until its buffer is full.
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return HttpResponse(body, "text/event-stream").with_headers(headers)
+        is_head = request.scope["method"] == "HEAD"
+        return HttpResponse.events(b"" if is_head else aclosing(_live_events(service, after)))
 
     async def models(request: HttpRequest) -> HttpResponse:
         adapters = service.models.adapters_among(request.models)

@@ -59,7 +59,7 @@ def _time(seconds: float) -> str:
 
 
 def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
-    """Return the fields that all routes show of a model. Its size is in memory: known without reading files."""
+    """Return what all routes say of a model. Its size is that in memory, which is known without reading files."""
     source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
     memory = served.engine.devices.memory
     return {

@@ -182,14 +182,15 @@ def openapi_document(dialects: tuple[Dialect, ...], by_fields: PathByFields, wit
     for (method, path), operation in OPERATIONS.items():
         if (method, path) not in without:
             paths.setdefault(path, {})[method.lower()] = _operational_route(operation)
-    document = {
-        "openapi": "3.1.0",
-        "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
-        "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}, {}],
-    }
-    return msgspec.json.encode(document)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "trio_pool_serve", "version": trio_pool_serve.__version__},
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+            "security": [{"key": []}, {}],
+        }
+    )
 
 
 def _task_route(candidates: Sequence[DialectEndpoint], schema_of: Mapping[type, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     MediaError,
     PoolServeError,
+    field_of,
     unwrap_exception_groups,
 )
 from trio_pool_serve.prompts import (
@@ -26,7 +27,6 @@ from trio_pool_serve.prompts import (
     RenderingParams,
     TextPart,
     TextPrompt,
-    field_of,
 )
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
 from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts

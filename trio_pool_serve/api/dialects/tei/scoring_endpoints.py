@@ -76,11 +76,12 @@ async def respond_rerank(call: Call[Any, ScoreJob]) -> HttpResponse:
 
     def encode() -> HttpResponse:
         numbers = number_items(scores.values)
-        ranks = [
-            {"index": index, "score": msgspec.Raw(numbers[index]), **({"text": texts[index]} if texts else {})}
-            for index, _ in ranked(scores.values, call.wire.top_n)
-        ]
-        return HttpResponse.json(ranks)
+        return HttpResponse.json(
+            [
+                {"index": index, "score": msgspec.Raw(numbers[index]), **({"text": texts[index]} if texts else {})}
+                for index, _ in ranked(scores.values, call.wire.top_n)
+            ]
+        )
 
     return await respond_timed(
         call,

@@ -98,14 +98,15 @@ def _encode_tokens(
     kept: list[bool] | msgspec.UnsetType = msgspec.UNSET,
 ) -> HttpResponse:
     tokens = list(ids)
-    response = TokenizeResponse(
-        count=len(tokens),
-        max_model_len=call.model.renderer.max_model_len,
-        tokens=tokens,
-        token_strs=list(pieces) if call.wire.return_token_strs else None,
-        kept=kept,
+    return HttpResponse.json(
+        TokenizeResponse(
+            count=len(tokens),
+            max_model_len=call.model.renderer.max_model_len,
+            tokens=tokens,
+            token_strs=list(pieces) if call.wire.return_token_strs else None,
+            kept=kept,
+        )
     )
-    return HttpResponse.json(response)
 
 
 @frozen(kw_only=True)
