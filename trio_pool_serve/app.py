@@ -1,6 +1,5 @@
 """The composition root: settings in, an ASGI app out."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import trio
@@ -72,13 +71,6 @@ class PoolServeApp(QuartTrio):
     polled: frozenset[tuple[str, str]] = PROBE_ROUTES | {("GET", "/metrics"), ("GET", LIVE_PATH)}
     """Methods and routes that are not in the access log: probes, scrapes, and the console's updates."""
 
-    def request_of(self, scope: Mapping[str, Any]) -> HttpRequest:
-        """Return the request of an ASGI scope, with the route that it is for."""
-        path = self.routes.path_of_route(_below_root_path(scope["path"], scope.get("root_path", "")))
-        request = HttpRequest(scope, path, self.service.config.network.max_body_bytes)
-        request.route = self.routes.template_of(path)
-        return request
-
     async def handle_websocket(self, websocket: Any) -> Any:
         """Authenticate a websocket, then pass it to the route that a user has added; refuse it if there is none.
 
@@ -87,7 +79,7 @@ class PoolServeApp(QuartTrio):
         request = HttpRequest(websocket.scope, websocket.path, max_body_bytes=0)
         try:
             self.middleware.authenticate(request)
-            refuse = self.routes.find("WEBSOCKET", websocket.path)
+            refuse = self.routes.find("WEBSOCKET", self.routes.template_of(websocket.path))
             return await (super().handle_websocket(websocket) if refuse is None else refuse(request))
         except Exception as error:
             refusal = self.middleware.error_response(request, error)
@@ -183,7 +175,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.overload = OverloadGate(
         app.service,
         app.middleware,
-        app.request_of,
+        app.routes,
         {
             path
             for (_, path), handler in app.routes.routes.items()
@@ -206,10 +198,3 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
 
 async def _raise(error: HTTPException) -> NoReturn:
     raise error
-
-
-def _below_root_path(path: str, root_path: str) -> str:
-    """Return the path as routes have it: below the root path, with one leading slash; empty if outside."""
-    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
-        return ""
-    return "/" + path.removeprefix(root_path).lstrip("/")

@@ -236,7 +236,7 @@ class HttpConnection:
             refusals, self._refusals = self._refusals, self._context.refusals
             # 137 instead of 387 µs of CPU time per refused request (benchmarks.refusal_costs, "on connections").
             if refusals is not None and (
-                refusal := refusals.refusal_of(request, body, self._client, waited_s, is_last=self._is_last())
+                refusal := refusals.refusal_of(request, body, self._client, waited_s, self._is_last)
             ):
                 await self._write(refusal.content)
                 self._idle_since = trio.current_time()

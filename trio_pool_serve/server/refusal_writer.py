@@ -1,6 +1,7 @@
 """Refusals as bytes: the overload gate is asked about a request, and its response is written without an exchange."""
 
 import logging
+from collections.abc import Callable
 
 from attrs import frozen
 from hypercorn.config import Config
@@ -41,15 +42,20 @@ class RefusalWriter:
     config: Config
 
     def refusal_of(
-        self, request: IncomingRequest, body: bytes, client: tuple[str, int] | None, waited_s: float, *, is_last: bool
+        self,
+        request: IncomingRequest,
+        body: bytes,
+        client: tuple[str, int] | None,
+        waited_s: float,
+        is_last: Callable[[], bool],
     ) -> Refusal | None:
         """Return the refusal of a request; ``None`` if it must be handled, or has not arrived whole.
 
-        With ``is_last`` the server closes the connection after it.
+        If ``is_last()``, the server closes the connection after it.
         """
         if not self.gate.is_refusing(waited_s):
             return None
-        return self._refusal_of(request, body, client, waited_s, is_last=is_last)
+        return self._refusal_of(request, body, client, waited_s, is_last=is_last())
 
     def refusal_in(self, received: bytes, client: tuple[str, int] | None, waited_s: float) -> Refusal | None:
         """Return the refusal of a request; ``None`` unless ``received`` is one whole request that is refused."""

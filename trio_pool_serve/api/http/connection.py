@@ -16,7 +16,7 @@ from trio_pool_serve.api.http.request import CLIENT_LEFT, Handler, HttpRequest, 
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.api.http.route_table import method_not_allowed
+from trio_pool_serve.api.http.route_table import RouteTable, method_not_allowed
 from trio_pool_serve.errors import innermost
 
 SILENCE_S = 1.0
@@ -64,8 +64,9 @@ class PoolServeConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Handle the request in this task; a child receives, unless the server delivers. Cancellation: at once."""
-        request: HttpRequest = self.app.request_of(self.scope)
-        handler: Handler | None = self.app.routes.find(self.scope["method"], request.path)
+        routes: RouteTable = self.app.routes
+        request = routes.request_of(self.scope, self.app.service.config.network.max_body_bytes)
+        handler = routes.find(self.scope["method"], request.route)
         self._body = request.body
         begin_trace(request, self.app.service)
         try:

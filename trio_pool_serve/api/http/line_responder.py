@@ -155,8 +155,8 @@ class LineResponder:
         return LineResponse(response.status, response.body, context.timings.tokens)
 
     def _handler_of(self, path: str) -> TaskHandler | None:
-        path = self.routes.path_of_route(path)
-        handler = None if PLACE in self.routes.template_of(path) else self.routes.find("POST", path)
+        template = self.routes.template_of(self.routes.path_of_route(path))
+        handler = None if PLACE in template else self.routes.find("POST", template)
         return handler if isinstance(handler, TaskHandler) else None
 
 

@@ -14,7 +14,7 @@ the decoded request. Background work is refused by none of them for the time tha
 """
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -28,6 +28,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.api.http.request_log import begin_trace, log_request
 from trio_pool_serve.api.http.response import HttpResponse
+from trio_pool_serve.api.http.route_table import RouteTable
 from trio_pool_serve.engine.admission import EstimatedWork, retry_after_s
 from trio_pool_serve.errors import AuthenticationError, OverloadedError, PoolServeError
 from trio_pool_serve.rendering.memory_budget import Reservation
@@ -89,7 +90,7 @@ class OverloadGate:
 
     _service: Service
     _middleware: Middleware
-    _request_of: Callable[[Mapping[str, Any]], HttpRequest]
+    _routes: RouteTable
     _task_routes: Collection[str]
     _known: dict[Hashable, KnownRefusal] = field(init=False, factory=dict)
     """Refusals by the key that requests like the refused one have."""
@@ -121,7 +122,7 @@ class OverloadGate:
 
         ``body`` is the complete body. The request is not counted for its key.
         """
-        request = self._request_of(scope)
+        request = self._routes.request_of(scope, self._service.config.network.max_body_bytes)
         if scope["method"] != "POST" or request.route not in self._task_routes:
             return None
         request.body.append(body)
@@ -138,7 +139,7 @@ class OverloadGate:
         """Return the response to a request that lacks the API key it needs; ``None`` for others."""
         if not self._service.api_keys.are_needed:
             return None
-        request = self._request_of(scope)
+        request = self._routes.request_of(scope, self._service.config.network.max_body_bytes)
         try:
             self._middleware.identify(request)
         except AuthenticationError as error:

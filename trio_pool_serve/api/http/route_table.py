@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from os.path import commonpath
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from trio_pool_serve.api.http.request import Handler, HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
@@ -64,9 +64,16 @@ class RouteTable:
         """Patterns of the paths with ``{name}``."""
         self._has_warned = False
 
-    def find(self, method: str, path: str) -> Handler | None:
-        """Return the handler of a request; ``None`` if no route has its path."""
-        handlers = self._by_path.get(self.template_of(path))
+    def request_of(self, scope: Mapping[str, Any], max_body_bytes: int) -> HttpRequest:
+        """Return the request of an ASGI scope, with the route that it is for."""
+        path = self.path_of_route(_below_root_path(scope["path"], scope.get("root_path", "")))
+        request = HttpRequest(scope, path, max_body_bytes)
+        request.route = self.template_of(path)
+        return request
+
+    def find(self, method: str, template: str) -> Handler | None:
+        """Return the handler of a request by its path as a route declares it; ``None`` if there is no such route."""
+        handlers = self._by_path.get(template)
         return None if handlers is None else handlers.get(method, handlers[OTHER_METHODS])
 
     def template_of(self, path: str) -> str:
@@ -105,6 +112,13 @@ class RouteTable:
                 "a client requests /v1%s instead of %s: its base URL must not end in /v1", template, template
             )
         return single
+
+
+def _below_root_path(path: str, root_path: str) -> str:
+    """Return the path as routes have it: below the root path, with one leading slash; empty if outside."""
+    if root_path and not path.startswith(root_path.rstrip("/") + "/"):
+        return ""
+    return "/" + path.removeprefix(root_path).lstrip("/")
 
 
 def name_in_path(template: str, path: str) -> str | None:
