@@ -109,21 +109,21 @@ def test_a_picture_of_the_documentation_is_what_its_script_draws(name: str):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Nor for type checkers. Imports inside functions are not counted: they are not needed for some commands."""
+    """Nor for type checkers, nor inside functions, whose imports are needed later or for some commands only."""
     modules = {
         ".".join(("trio_pool_serve", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in SOURCES
     }
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
     imports = {
-        name: {full if full in modules else module for module, full in top_level_imports(path) if module in modules}
+        name: {full if full in modules else module for module, full in names_in(path) if module in modules}
         for name, path in modules.items()
     }
     del imports["trio_pool_serve"]  # it imports the public names only when they are used
     TopologicalSorter(imports).prepare()  # raises CycleError
 
 
-def top_level_imports(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the module of each import outside of functions, and the name with what is imported from it."""
+def names_in(path: Path, *, in_functions: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield the module of each import, and the name with what is imported from it."""
     nodes: list[ast.AST] = [tree_of(path)]
     while nodes:
         node = nodes.pop()
@@ -131,7 +131,7 @@ def top_level_imports(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module or "", f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, alias.name) for alias in node.names)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             nodes += ast.iter_child_nodes(node)
 
 
@@ -139,7 +139,7 @@ def test_only_runner_and_models_import_torch_at_module_level():
     importers = {
         package_of(path)
         for path in SOURCES
-        for name, _ in top_level_imports(path)
+        for name, _ in names_in(path, in_functions=False)
         if name.partition(".")[0] in {"torch", "transformers"}
     }
     assert importers == MAY_IMPORT_TORCH

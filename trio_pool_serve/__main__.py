@@ -26,7 +26,7 @@ def main() -> None:
     if serves:
         gc.disable()  # until all is imported: an eighth of the time that this takes, as next to nothing is garbage
         if sys.stderr.isatty() and not any("json" in argument for argument in sys.argv):
-            from trio_pool_serve.telemetry.start_display import begin_display
+            from trio_pool_serve.telemetry.terminal import begin_display
 
             begin_display("Importing packages")
     from trio_pool_serve import cli

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.conftest import listening, until
 from tests.server.server_process import ROOT
 from trio_pool_serve.load import run_bench as module
-from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
+from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, histogram, ratios
 from trio_pool_serve.load.run_bench import BenchError, bodies_of, first_model, measure, run_bench, target_of
 from trio_pool_serve.service import Service

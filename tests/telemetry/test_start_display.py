@@ -8,7 +8,6 @@ import pytest
 
 from trio_pool_serve.telemetry.start_display import (
     QUIET,
-    begin_display,
     download_bar,
     end_display,
     is_displayed,
@@ -75,6 +74,8 @@ def test_the_line_names_the_phase_in_one_line_and_is_removed(monkeypatch, capfd)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    from trio_pool_serve.telemetry.terminal import begin_display  # only now: its console asks once for a terminal
+
     begin_display("Importing packages")
     assert is_displayed()
     report_phase("Loading a model with a [bold]name that is longer than the terminal is wide")

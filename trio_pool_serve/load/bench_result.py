@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from trio_pool_serve.load.bench_command import LoadOptions, RequestOptions
+from trio_pool_serve.load.bench_options import LoadOptions, RequestOptions
 from trio_pool_serve.load.load_run import ANSWERED, quantile
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
 from trio_pool_serve.errors import PoolServeError, innermost
-from trio_pool_serve.load.bench_command import CLIENTS, LoadOptions, RequestOptions
+from trio_pool_serve.load.bench_options import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import ClientConnection, NoResponseError, Response, Target, request_bytes
 from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile

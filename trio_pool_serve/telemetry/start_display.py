@@ -56,36 +56,17 @@ def download_bar(step: str) -> type[Any] | None:
     return Reported
 
 
-def show_steps_with(show: Callable[[str], object]) -> None:
-    """Call ``show`` with each phase and step of this process from now on."""
-    global _show
+def show_steps_with(show: Callable[[str], object], end: Callable[[], object] | None = None) -> None:
+    """Call ``show`` with each phase and step of this process from now on; ``end`` removes a line of this process."""
+    global _show, _end
     silence_libraries()
-    _show = show
+    _show, _end = show, end or _end
 
 
 def silence_libraries() -> None:
     """Let libraries print nothing in the midst of lines of this process, unless the user has asked for it."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-
-
-def begin_display(phase: str) -> None:
-    """Show a line on standard error, a terminal, until ``end_display``: a spinner, the phase, the time so far."""
-    global _end
-    # Imported here: 50 ms, for terminals only.
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Column
-
-    from trio_pool_serve.telemetry.terminal import CONSOLE
-
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-    columns = (SpinnerColumn(), text, TimeElapsedColumn())
-    line = Progress(*columns, console=CONSOLE, transient=True, redirect_stdout=False, redirect_stderr=False)
-    task = line.add_task("")
-    show_steps_with(lambda step: line.update(task, description=step))
-    report_phase(phase)
-    line.start()
-    _end = line.stop
 
 
 def shows_steps() -> bool:

@@ -1,4 +1,7 @@
-"""A terminal on standard error: its console, and the log lines on it. Imported only where there is a terminal."""
+"""A terminal on standard error: its console, the log lines on it, and the steps of a start in its last line.
+
+Imported only where there is a terminal.
+"""
 
 import logging
 
@@ -7,7 +10,14 @@ from rich.control import Control
 from rich.logging import RichHandler
 from rich.segment import ControlType
 
-from trio_pool_serve.telemetry.start_display import end_display, is_displayed, report_step, shows_steps
+from trio_pool_serve.telemetry.start_display import (
+    end_display,
+    is_displayed,
+    report_phase,
+    report_step,
+    show_steps_with,
+    shows_steps,
+)
 
 
 class TerminalConsole(Console):
@@ -22,6 +32,21 @@ CONSOLE = TerminalConsole(stderr=True)
 
 CLEAR_LINE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
 """The line may be the display of the parent, which is written again."""
+
+
+def begin_display(phase: str) -> None:
+    """Show a line on the terminal until ``end_display``: a spinner, the phase, the time so far."""
+    # Imported here: only the first process shows the line.
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
+    line = Progress(*columns, console=CONSOLE, transient=True, redirect_stdout=False, redirect_stderr=False)
+    task = line.add_task("")
+    show_steps_with(lambda step: line.update(task, description=step), line.stop)
+    report_phase(phase)
+    line.start()
 
 
 class TerminalHandler(RichHandler):
