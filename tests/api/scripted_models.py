@@ -49,6 +49,13 @@ class Able(ModelSpec):
     labels: tuple[str, ...] = ("short", "long")
 
 
+@attrs.frozen(kw_only=True)
+class Chunkable(Able):
+    """Pools by the mean, so it gives the vectors of chunks."""
+
+    pools_chunks = True
+
+
 class Unable(ModelSpec):
     """Can do none of the tasks that dialects ask for."""
 

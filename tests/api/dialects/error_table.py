@@ -1,7 +1,7 @@
 """The errors of every dialect as its clients see them, requested over a socket: docs/errors-by-dialect.md.
 
 ``python -m tests.api.dialects.error_table`` writes the page, and the answers in ``wrong_requests.txt``, for a reader to
-judge.
+judge; also those in ``refused_requests.txt``, which are for tests only.
 """
 
 import json
@@ -16,20 +16,24 @@ import attrs
 import httpx
 import trio
 
-from tests.api.scripted_models import LONG, Everything, serve_as
+from tests.api.scripted_models import LONG, PROMPTS, Chunkable, Everything, SparseOnly, serve_as
 from tests.api.serving import serving
-from tests.conftest import full_queue
+from tests.conftest import full_queue, wait_idle
 from tests.model_folders import write_scripted_folder
+from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint
-from trio_pool_serve.config import BatchConfig, Config, NetworkConfig
+from trio_pool_serve.config import BatchConfig, Config, InputConfig, NetworkConfig
+from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.service import Service
 
 PAGE = Path(__file__).parents[3] / "docs" / "errors-by-dialect.md"
 WRONG_REQUESTS = Path(__file__).parent / "wrong_requests.txt"
+REFUSED_REQUESTS = Path(__file__).parent / "refused_requests.txt"
 KEY = {"Authorization": "Bearer secret"}
 REQUEST_ID = "the-request"
+UNTRUSTED = InputConfig()
 
 HEAD = """# Errors by dialect
 
@@ -76,6 +80,15 @@ BODIES = {
 """Bodies that do not fit on a line."""
 
 
+MODELS: Mapping[str, ModelSpec] = {
+    "A model for every task": Everything(),
+    "A model with vectors of chunks": Chunkable(),
+    "A model with sparse vectors": SparseOnly(),
+    "A model with a chat template, on a server that accepts templates": Everything(),
+}
+"""The models of the sections of ``REFUSED_REQUESTS``."""
+
+
 def choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that a field accepts, empty if it accepts any or none."""
     if get_origin(hint) is Literal:
@@ -96,6 +109,7 @@ class Asker:
 
     service: Service
     http: httpx.AsyncClient
+    runner: ScriptedRunner
 
     async def ask(self, path: str, body: Mapping[str, Any], *, key: bool = True) -> httpx.Response:
         """Return the response to a body."""
@@ -104,32 +118,57 @@ class Asker:
 
     async def answer(self, line: str) -> str:
         """Return the status and the message of the response to a request on a line."""
+        answer = await self._send(line)
+        return f"{answer.status_code} {message_of(answer)}".strip()
+
+    async def refusal(self, line: str) -> str:
+        """Return the same, with the field of errors that have one. Nothing is computed, and nothing is left behind."""
+        self.runner.batches.clear()
+        answer = await self._send(line)
+        await wait_idle(self.service)
+        error = answer.json()["error"]
+        field = f"[{error['param']}] " if isinstance(error, dict) and error["param"] else ""
+        computed = ", computed" if self.runner.batches else ""
+        return f"{answer.status_code}{computed} {field}{message_of(answer)}"
+
+    async def _send(self, line: str) -> httpx.Response:
         request = LINE.fullmatch(line)
         assert request is not None, line
         changes = (change.partition(": ") for change in (request["headers"] or "").split("; ") if change)
         headers = {**KEY, "Content-Type": "application/json", **{name: value for name, _, value in changes}}
         body = request["body"] or ""
-        answer = await self.http.request(
+        return await self.http.request(
             request["method"],
             request["path"],
-            content=BODIES.get(body, body.replace("LONG", LONG).encode()),
+            content=BODIES.get(body, written_out(body).encode()),
             headers={name: value for name, value in headers.items() if value},
         )
-        return f"{answer.status_code} {message_of(answer)}".strip()
+
+
+def written_out(body: str) -> str:
+    """Return a body with its long text, its long strings and its long lists."""
+    body = re.sub(r'"(.) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body.replace("LONG", LONG))
+    return re.sub(
+        r"\[([^\[\]]+|\[[^\[\]]+\]) × (\d+)\]", lambda match: f"[{', '.join([match[1]] * int(match[2]))}]", body
+    )
 
 
 @asynccontextmanager
-async def asker(folder: Path) -> AsyncIterator[Asker]:
-    """Serve a scripted model that can do everything."""
+async def asker(
+    folder: Path, spec: ModelSpec, *, inputs: InputConfig = UNTRUSTED, **changes: Any
+) -> AsyncIterator[Asker]:
+    """Serve a scripted model, with ``changes`` of its folder."""
     with tempfile.TemporaryDirectory() as data:
         config = Config(
             models=(f"org/model={folder}",),
             network=NetworkConfig(api_key="secret"),
             batch=BatchConfig(data_dir=Path(data)),
+            input=inputs,
         )
-        async with serving(config, ScriptedRunner()) as (service, client):
-            serve_as(service, Everything())
-            yield Asker(service, client)
+        runner = ScriptedRunner()
+        async with serving(config, runner) as (service, client):
+            serve_as(service, spec, **changes)
+            yield Asker(service, client, runner)
 
 
 def first_endpoint(dialect: Dialect) -> Endpoint[Any, Any]:
@@ -149,9 +188,9 @@ def message_of(answer: httpx.Response) -> str:
     return error if isinstance(error, str) else error["message"]
 
 
-def sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def sections(path: Path = WRONG_REQUESTS) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the sections of wrong requests: a heading, and the requests with the answers that they should get."""
-    for section in WRONG_REQUESTS.read_text().split("## ")[1:]:
+    for section in path.read_text().split("## ")[1:]:
         heading, *lines = filter(None, section.splitlines())
         yield heading, [(line, answer.strip()) for line, answer in zip(lines[::2], lines[1::2], strict=True)]
 
@@ -161,6 +200,20 @@ async def answered(asking: Asker) -> str:
     text = WRONG_REQUESTS.read_text().partition("## ")[0]
     for heading, rows in sections():
         text += f"## {heading}\n" + "".join([f"{line}\n    {await asking.answer(line)}\n" for line, _ in rows]) + "\n"
+    return text.rstrip() + "\n"
+
+
+async def refusals(folder: Path, chat_folder: Path) -> str:
+    """Return the text of ``REFUSED_REQUESTS`` with the answers of a server of each model."""
+    text = REFUSED_REQUESTS.read_text().partition("## ")[0]
+    for heading, rows in sections(REFUSED_REQUESTS):
+        chats = "chat" in heading
+        inputs = InputConfig(trust_request_chat_template=chats)
+        path = chat_folder if chats else folder
+        async with asker(path, MODELS[heading], inputs=inputs, prompts=PROMPTS) as asking:
+            answers = [f"{line}\n    {await asking.refusal(line)}\n" for line, _ in rows]
+            text += f"## {heading}\n{''.join(answers)}\n"
+            assert (await asking.ask("/pooling", {"input": "hello"})).status_code == 200
     return text.rstrip() + "\n"
 
 
@@ -210,9 +263,11 @@ async def page(asking: Asker) -> str:
 
 async def _write() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with asker(write_scripted_folder(Path(folder) / "model")) as asking:
+        model, chat = write_scripted_folder(Path(folder) / "model"), write_chat_folder(Path(folder) / "chat", CHATML)
+        async with asker(model, Everything()) as asking:
             WRONG_REQUESTS.write_text(await answered(asking))
             PAGE.write_text(await page(asking))
+        REFUSED_REQUESTS.write_text(await refusals(model, chat))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from tests.api.scripted_models import LONG, PROMPTS, Able, array_of, become, ser
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
-from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.models.classification import SequenceClassifier
 
@@ -186,37 +185,3 @@ async def test_texts_become_tokens_and_tokens_texts(client):
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------
-
-PART = {"type": "text", "text": "a"}
-WRONG = [
-    ("/v2/embed", {}, "texts"),
-    ("/v2/embed", {"texts": []}, "texts"),
-    ("/v2/embed", {"inputs": []}, "inputs"),
-    ("/v2/embed", {"images": []}, "images"),
-    ("/v2/embed", {"texts": ["a"], "inputs": [{"content": [PART]}]}, ""),
-    ("/v2/embed", {"texts": ["a"], "images": ["b"]}, "`texts` and `images`"),
-    ("/v2/embed", {"inputs": [{"content": []}]}, "no text"),
-    ("/v2/embed", {"inputs": [{"content": [{"type": "text"}]}]}, "inputs[0].content[0] has no `text`."),
-    ("/v2/embed", {"inputs": [{"content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
-    ("/v2/embed", {"inputs": [{"content": [{"type": "audio"}]}]}, "audio"),
-    ("/v2/embed", {"images": ["data:image/png;base64,"]}, "texts only"),
-    ("/v2/embed", {"images": [""]}, "empty"),
-    ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "Send images in `images` or `inputs`"),
-    ("/v2/embed", {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 3}, "of 8"),
-    ("/v2/embed", {"texts": ["a"], "max_tokens": 0}, "max_tokens"),
-    ("/v2/embed", {"texts": ["a"], "max_tokens": 2}, "no token of the text is left"),
-    ("/v2/embed", {"texts": ["a"] * 2049}, "2048"),
-    ("/v2/embed", {"images": ["a"] * 2049}, "2048"),
-    ("/v2/rerank", {"query": "a", "documents": []}, "documents is empty."),
-    ("/v2/rerank", {"query": "a", "documents": [{"title": "b"}]}, "text"),
-    ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
-    ("/v2/rerank", {"query": "a", "documents": ["a"] * 2049}, "2048"),
-    ("/v1/classify", {"inputs": []}, "inputs"),
-    ("/v1/classify", {"inputs": ["a"] * 2049}, "2048"),
-]
-
-
-@each(("path", "body", "told"), WRONG)
-async def test_what_is_wrong_is_400_and_told(client, service, path, body, told):
-    assert told in (await refused(client, path, body))["message"]
-    assert_idle(service)

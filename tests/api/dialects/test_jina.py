@@ -7,8 +7,7 @@ import pytest
 
 from tests.api.scripted_models import LONG, PROMPTS, Able, array_of, served_as, vector_of
 from tests.api.serving import refused, vectors
-from tests.conftest import assert_idle, wait_idle
-from tests.tables import each
+from tests.conftest import assert_idle
 from trio_pool_serve.api.fields.encodings import as_dtype
 
 service = served_as(Able(), prompts=PROMPTS)
@@ -43,30 +42,3 @@ async def test_inputs_may_say_that_they_are_texts(client):
     assert await vectors(client, input=[{"text": "hello"}, {"text": "world"}], task=None) == expected
     assert await vectors(client, input=[{"text": "hello"}, "world"], task=None) == expected
     assert await vectors(client, input={"text": "hello"}, task=None) == expected[:1]
-
-
-@each(
-    ("body", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": "a", "modality": "image"}, "input"),
-        ({"input": [{"image": "https://example.org/a.png"}]}, "input"),
-        ({"input": {"image": "https://example.org/a.png"}}, "input"),
-        ({"input": ["a", {"text": "b"}, {"image": "c"}]}, "input"),
-        ({"input": {"image": ""}}, "input"),
-        ({"input": [{"image": "https://example.org/a.png"}, [5]]}, "input"),
-        ({"input": [5], "modality": "image"}, "input"),
-        ({"input": [], "modality": "image"}, "input"),
-        ({"input": ["a"] * 2049, "modality": "image"}, "input"),
-        ({"input": [{}]}, "input"),
-        ({"input": [{"text": "a"}, 5]}, "input"),
-        ({"input": "a", "embedding_type": ["float", "binary"]}, "embedding_type"),
-        ({"input": "a", "embedding_type": []}, "embedding_type"),
-        ({"input": "a", "embedding_type": "binary", "dimensions": 3}, "embedding_type"),
-    ],
-)
-async def test_bad_input_is_400_and_names_the_field(client, service, body, param):
-    error = await refused(client, task=None, **body)
-    assert (error["type"], error["param"]) == ("BadRequestError", param)
-    await wait_idle(service)

@@ -60,18 +60,6 @@ async def test_only_a_suffix_of_a_known_name_counts(client):
         assert f"`{name}`" in (await refused(client, status=404, input="hello", model=name))["message"]
 
 
-@each(
-    ("fields", "said"),
-    [
-        ({"truncate": "MIDDLE"}, "truncate"),
-        ({"truncate": "END", "truncation_side": "left"}, "Leave out `truncation_side`"),
-        ({"truncate": "END", "truncation": False}, "These fields mean the same, but differ"),
-    ],
-)
-async def test_a_truncation_that_is_not_understood_is_refused(client, fields, said):
-    assert said in (await refused(client, input="hello", **fields))["message"]
-
-
 @each("path", ["/v1/ranking", "/ranking", "/reranking", "/v1/reranking", "/v1/retrieval/nv/embed/reranking"])
 async def test_passages_are_ranked_by_logits(client, service, scripted, path):
     become(service, Judge())
@@ -94,20 +82,3 @@ async def test_the_path_names_the_model_if_the_body_does_not(client, service, sc
     assert both["message"].startswith("The path names the model `nv/other`, but the body names `nv/embed`")
     path = "/v1/retrieval/nv/embed/reranking/"
     assert (await post(client, path, **body, model="nv/embed", top_k=2))["rankings"][1]["index"] == 2
-
-
-@each(
-    ("fields", "param"),
-    [
-        ({"query": "hello"}, "query"),
-        ({"passages": ["w1"]}, "passages"),
-        ({"passages": []}, "passages"),
-        ({"truncate": "START"}, "truncate"),
-        ({"top_k": 0}, "top_k"),
-        ({"passages": [{"text": "w1", "image": "data:image/png;base64,AAAA"}]}, "image"),
-    ],
-)
-async def test_a_ranking_that_is_wrong_is_400_and_named(client, service, fields, param):
-    become(service, Judge())
-    error = await refused(client, "/v1/ranking", {"query": {"text": "hello"}, "passages": PASSAGES, **fields})
-    assert error["param"] == param

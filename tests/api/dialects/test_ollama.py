@@ -74,34 +74,6 @@ async def test_long_inputs_are_truncated_to_what_num_ctx_and_the_model_allow(cli
         assert answer["prompt_eval_count"] == kept + 2
 
 
-@each(
-    ("fields", "status", "said"),
-    [
-        ({"input": LONG, "truncate": False}, 400, "the input length exceeds the context length: "),
-        ({"input": LONG, "truncate": False}, 400, "or truncate it (`truncate`)."),
-        ({"input": "w1 w2", "truncate": False, "options": {"num_ctx": 3}}, 400, "the input length exceeds the context"),
-        ({"input": "w1", "model": "other"}, 404, "model 'other' not found"),
-        ({"input": "w1", "model": "minilm:8b"}, 404, "model 'minilm:8b' not found"),
-        ({"input": "w1", "model": ""}, 400, "model is required"),
-        ({"input": [1, 2]}, 400, "input[0] must be a string, not 1."),
-        ({"input": {"text": "w1"}}, 400, "input must be a string or a list, not an object."),
-        ({"input": "w1", "keep_alive": "five minutes"}, 400, "keep_alive must be a number of seconds, or a duration"),
-        ({"input": "w1", "keep_alive": "5" * 100 + "m"}, 400, "keep_alive must be"),
-        ({"input": "w1", "keep_alive": True}, 400, "keep_alive"),
-        ({"input": "w1", "options": {"num_ctx": 0}}, 400, "options.num_ctx must be at least 1, not 0."),
-        ({"input": "w1", "options": {"num_ctx": "many"}}, 400, "options.num_ctx must be an integer, not a string."),
-        ({"input": "w1", "dimensions": -1}, 400, "dimensions must be at least 0, not -1."),
-    ],
-)
-async def test_errors_are_strings_whose_beginnings_clients_know(client, scripted, fields, status, said):
-    scripted.batches.clear()
-    answer = await client.post("/api/embed", json={**MODEL, **fields})
-    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
-    assert said in answer.json()["error"]
-    computed_first = fields.get("options") == {"num_ctx": 3}  # its length is known only then
-    assert bool(scripted.batches) == computed_first
-
-
 @each("keep_alive", [0, -1, 300, 1.5, "5m", "-1m", "1h30m", "0", "24h", "1.5s", "100ms", None])
 async def test_keep_alive_is_read_and_unloads_nothing(client, service, keep_alive):
     await post(client, "/api/embed", input="hello", keep_alive=keep_alive, **MODEL)

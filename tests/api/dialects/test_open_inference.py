@@ -75,40 +75,6 @@ async def test_long_texts_are_refused_or_truncated_as_the_parameters_say(client)
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
-@each(
-    ("body", "status", "said"),
-    [
-        ({"inputs": []}, 400, "inputs is empty"),
-        ({"inputs": [tensor("a"), tensor("b")]}, 400, "inputs has two tensors of the same name."),
-        ({"inputs": [tensor("a", name="x"), tensor("b", name="y")]}, 400, "inputs must be named text, not x, y."),
-        ({"inputs": [tensor("a", shape=[2])]}, 400, "inputs: the shape of `text` is [2], but its data has 1 texts."),
-        ({"inputs": [tensor("a", shape=[1] * 9)]}, 400, "the shape of `text` is"),
-        ({"inputs": [tensor("a", shape=[-1])]}, 400, "shape"),
-        ({"inputs": [tensor(5)]}, 400, "data"),
-        ({"inputs": [{**tensor("a"), "datatype": "FP32"}]}, 400, "datatype"),
-        ({"inputs": [tensor()]}, 400, "inputs is empty"),
-        (
-            {"inputs": [tensor("a")], "outputs": [{"name": "score"}]},
-            400,
-            "outputs must be embedding, this model's only output.",
-        ),
-        ({"inputs": [tensor("a")], "outputs": [{"name": "other"}]}, 400, "name"),
-        ({"inputs": [tensor("a")], "parameters": {"truncate": "maybe"}}, 400, "truncate"),
-        (
-            {"inputs": [tensor("a")], "model": "other"},
-            400,
-            "The path names the model `org/minilm`, but the body names `other`",
-        ),
-    ],
-)
-async def test_errors_are_strings_that_name_what_is_wrong(client, scripted, body, status, said):
-    scripted.batches.clear()
-    answer = await client.post(PATH, json=body)
-    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
-    assert said in answer.json()["error"]
-    assert scripted.batches == []
-
-
 async def test_the_path_names_the_model(client):
     answer = await client.post("/v2/models/other/infer", json={"inputs": [tensor("hello")]})
     assert (answer.status_code, "`other`" in answer.json()["error"]) == (404, True)

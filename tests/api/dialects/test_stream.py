@@ -7,9 +7,8 @@ import httpx
 import trio
 
 from tests.api.scripted_models import vector_of
-from tests.api.serving import post, refused
+from tests.api.serving import post
 from tests.conftest import assert_idle, until, wait_idle
-from tests.tables import each
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Batch
 
@@ -67,12 +66,6 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
     scripted.gate.set()
     await wait_idle(service)
     assert len(scripted.batches) < 20
-
-
-@each("wrong", [{"input": []}, {"dimensions": 99}, {"encoding_format": "bytes"}, {"encoding_format": "bytes_only"}])
-async def test_what_is_known_to_be_wrong_is_answered_by_a_status(client, service, wrong):
-    assert (await refused(client, **{"input": "hello", "stream": True, **wrong}))["param"] == next(iter(wrong))
-    assert_idle(service)
 
 
 async def test_what_goes_wrong_later_is_the_last_event(client, service):

@@ -60,9 +60,3 @@ async def test_tokens_become_text_again_with_their_special_ones(client):
     answer = await post(client, "/detokenize", tokens=[CLS, HELLO, WORLD, SEP], model=None)
     assert answer == {"prompt": "[CLS] hello world [SEP]"}
     assert await post(client, "/detokenize", tokens=[]) == {"prompt": ""}
-
-
-@each("tokens", [[-1], [len(VOCABULARY)], [10**30], [[1]]])
-async def test_what_is_no_token_of_the_vocabulary_is_400(client, service, tokens):
-    assert (await refused(client, "/detokenize", {"tokens": tokens}))["param"] == "tokens"
-    await assert_still_serving(client, service, "/detokenize")

@@ -9,8 +9,6 @@ from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import post, refused, serving
 from tests.conftest import render_templates_on_the_loop
 from tests.rendering.chat.chat_folders import CHATML
-from tests.rendering.media.images import data_url
-from tests.tables import each
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
@@ -46,38 +44,6 @@ async def test_messages_in_input_take_the_fields_of_conversations(client):
     assert rows(await post(client, input=HELLO, **fields)) == rows(await post(client, messages=HELLO, **fields))
 
 
-@each(
-    ("body", "param", "message"),
-    [
-        ({"messages": [HELLO, []]}, "messages", "messages[1] is empty."),
-        ({"messages": [HELLO, HELLO[0]]}, "messages", "mixes messages and lists"),
-        ({"input": [HELLO[0], "hello"]}, "input", "mixes messages and other inputs"),
-        ({"input": [HELLO[0], {"text": "hello"}]}, "input", "mixes messages and other inputs"),
-        ({"input": [HELLO, [5]]}, "input", "mixes messages and other inputs"),
-        ({"input": [[{"text": "hello"}]]}, "input", "input[0] must be a list of token ids, or of messages."),
-        ({"input": HELLO, "messages": HELLO}, "input", "Send only one of `input` and `messages`."),
-        ({"input": [{**HELLO[0], "text": "lost"}]}, "input", "outside `content`"),
-        ({"input": [{"role": "user", "image": "lost"}]}, "input", "outside `content`"),
-        (
-            {"input": [{"text": "hello", "content": "lost"}]},
-            "input",
-            "input[0] is a message, but other inputs are not.",
-        ),
-        (
-            {"input": [{"text": "hello"}, {**HELLO[0], "text": "lost"}]},
-            "input",
-            "input[1] is a message, but other inputs are not.",
-        ),
-        ({"messages": [HELLO] * 2049}, "messages", "--max-inputs-per-request"),
-        ({"input": [[*HELLO] * 1025] * 2}, "input", "--max-inputs-per-request"),
-    ],
-)
-async def test_what_is_no_conversation_is_refused(client, body, param, message):
-    error = await refused(client, **body)
-    assert error["param"] == param
-    assert message in error["message"]
-
-
 async def test_variables_of_the_template_are_bounded_and_its_flags_truth_values(client):
     for count, kwargs, message in (
         (1, {"add_generation_prompt": "maybe"}, "maybe"),
@@ -103,26 +69,6 @@ async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_field
 
 
 # -- /tokenize ---------------------------------------------------------------------------------------------
-
-
-@each(
-    ("body", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [HELLO, HELLO]}, "messages"),
-        ({"messages": HELLO, "prompt": "hello"}, "prompt"),
-        ({"prompt": "hello", "tools": TOOLS}, "tools"),
-        ({}, "prompt"),
-        ({"prompt": "hello", "add_generation_prompt": True}, "add_generation_prompt"),
-        ({"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(b"image")}]}]},
-            "messages",
-        ),
-    ],
-)
-async def test_what_cannot_be_tokenized_is_refused(client, body, param):
-    assert (await refused(client, "/tokenize", **body))["param"] == param
 
 
 # -- roles and templates -----------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from tests.api.scripted_models import (
 from tests.api.serving import post, refused
 from tests.conftest import assert_idle
 from tests.model_folders import VOCABULARY
-from tests.tables import each
 from trio_pool_serve.types import Classify, Embed
 
 HELLO, WORLD, CLS, SEP = (VOCABULARY[word] for word in ("hello", "world", "[CLS]", "[SEP]"))
@@ -149,37 +148,6 @@ async def test_bytes_come_with_the_place_and_shape_of_each_row(client, task, sha
     alone = await client.post("/pooling", json={**body, "encoding_format": "bytes_only"})
     assert alone.content == answer.content
     assert "metadata" not in alone.headers
-
-
-@each(
-    ("wrong", "param"),
-    [
-        ({"task": "score"}, "task"),
-        ({"task": "poem"}, "task"),
-        ({"tasks": []}, "tasks"),
-        ({"tasks": ["embed", "poem"]}, "tasks"),
-        ({"task": "embed", "tasks": ["embed"]}, "tasks"),
-        ({"stream": True}, "stream"),
-        ({"tasks": ["embed", "classify"], "encoding_format": "bytes"}, "encoding_format"),
-        ({"tasks": ["embed", "classify"], "encoding_format": "bytes_only"}, "encoding_format"),
-        ({"task": "sparse_embed", "encoding_format": "bytes"}, "encoding_format"),
-        ({"input": [[7]] * 100, "encoding_format": "bytes"}, "encoding_format"),
-        ({"embed_dtype": "binary", "dimensions": 3}, "embed_dtype"),
-        ({"embed_dtype": "binary", "task": "token_embed", "dimensions": 3}, "embed_dtype"),
-        ({"embed_dtype": "binary", "task": "classify"}, "embed_dtype"),
-        ({"dimensions": 9}, "dimensions"),
-        ({"dimensions": 0, "task": "token_embed"}, "dimensions"),
-        ({"dimensions": 3, "task": "classify"}, "dimensions"),
-        ({"input": []}, "input"),
-        ({"input": [[]]}, "input"),
-        ({"input": [100_000]}, "input"),
-        ({"input": [[5]] * 2049}, "input"),
-    ],
-)
-async def test_what_is_wrong_is_400_and_named_before_anything_is_computed(client, service, scripted, wrong, param):
-    assert (await refused(client, "/pooling", {"input": "hello", **wrong}))["param"] == param
-    assert scripted.batches == []
-    assert_idle(service)
 
 
 # -- /classify ------------------------------------------------------------------------------------------

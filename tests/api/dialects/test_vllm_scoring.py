@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from tests.api.scripted_models import Dots, served_as, vector_of
-from tests.api.serving import post, refused
-from tests.conftest import assert_idle, wait_idle
-from tests.tables import each
+from tests.api.serving import post
+from tests.conftest import assert_idle
 
 service = served_as(Dots())
 
@@ -47,30 +46,6 @@ async def test_an_instruction_is_about_the_query(client):
     ):
         (found,) = await scores(client, text_1="hello", text_2="world", **given)
         assert found == product("hello", "world", "passage : ")
-
-
-@each(
-    ("body", "param"),
-    [
-        ({}, None),
-        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1"),
-        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
-        ({"text_1": "a"}, "text_2"),
-        ({"text_2": "a"}, "text_1"),
-        ({"queries": "a"}, "documents"),
-        ({"documents": "a"}, "queries"),
-        ({"items": "a"}, "queries"),
-        ({"text_1": "a", "documents": "b"}, "text_2"),
-        ({"queries": "a", "documents": "b", "items": "c"}, None),
-        ({"text_1": [], "text_2": ["a"]}, "text_1"),
-        ({"text_1": "a", "text_2": []}, "text_2"),
-        ({"queries": "a", "items": []}, "items"),
-        ({"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
-    ],
-)
-async def test_a_score_that_is_wrong_is_400_and_named(client, service, body, param):
-    assert (await refused(client, "/score", body))["param"] == param
-    await wait_idle(service)
 
 
 # -- /rerank ---------------------------------------------------------------------------------------------
@@ -117,24 +92,6 @@ async def test_a_large_request_is_ranked_whole(client, service):
     order = sorted(range(700), key=lambda n: -(n * 37 % 200))
     assert answer["results"] == [result(index, documents) for index in order]
     assert_idle(service)
-
-
-@each(
-    ("wrong", "param"),
-    [
-        ({"documents": []}, "documents"),
-        ({"documents": [{"title": "one"}]}, "documents"),
-        ({"documents": [{"text": None}]}, "documents"),
-        ({"documents": ["w1"] * 2049}, "documents"),
-        ({"top_n": -1}, "top_n"),
-        ({"chat_template_kwargs": {"instruction": 5}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"poem": "x"}}, "chat_template_kwargs"),
-    ],
-)
-async def test_a_ranking_that_is_wrong_is_400_and_named(client, service, wrong, param):
-    error = await refused(client, "/rerank", {"query": "hello", "documents": DOCUMENTS, **wrong})
-    assert (error["type"], error["param"]) == ("BadRequestError", param)
-    await wait_idle(service)
 
 
 @pytest.mark.parametrize(

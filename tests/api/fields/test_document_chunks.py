@@ -2,19 +2,16 @@
 
 import base64
 import json
-from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import PROMPTS, Able, become, served_as
+from tests.api.scripted_models import PROMPTS, Able, Chunkable, become, served_as
 from tests.api.serving import post, refused, serving, vectors
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from tests.tables import each
 from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.rendering.text.chunk_tokens import MAX_OVERLAP
@@ -24,13 +21,6 @@ CHUNKS = ["hello ", "world w1", " w2"]
 TEXT = "hello world w1 w2"
 SPANS = [[0, 6], [6, 14], [14, 17]]
 IDS = [["[CLS]", "hello"], ["world", "w1"], ["w2", "[SEP]"]]
-
-
-@attrs.frozen(kw_only=True)
-class Chunkable(Able):
-    """Takes means, too."""
-
-    pools_chunks = True
 
 
 service = served_as(Chunkable(), prompts=PROMPTS)
@@ -125,48 +115,6 @@ async def test_windows_of_long_texts_are_not_for_documents(scripted_folder, scri
         become(service, Chunkable())
         assert "maximum context length" in (await refused(client, input=LONG, late_chunking=True))["message"]
         assert await vectors(client, input=CHUNKS, late_chunking=True) == EXPECTED
-
-
-def late(*inputs: Any, **fields: Any) -> dict[str, Any]:
-    return {"input": [*inputs], "late_chunking": True, **fields}
-
-
-def chunks(text: Any, *spans: Any) -> dict[str, Any]:
-    return {"input": text, "chunks": [*spans]}
-
-
-CHAT = [{"role": "user", "content": "a"}]
-
-
-@each(
-    ("body", "param", "message"),
-    [
-        (late("a", ""), "input", "input[1] is empty"),
-        (late("hello", " ", "w1"), "late_chunking", "Chunk 1, characters 5"),
-        (late("he", "llo"), "late_chunking", "Chunk 1, characters 2 to 5"),
-        (late(), "input", "empty"),
-        (late(5, 6), "late_chunking", "must be a list of texts"),
-        (late({"image": "https://a.b/c"}), "late_chunking", "must be a list of texts"),
-        ({"messages": CHAT, "late_chunking": True}, "late_chunking", "must be a list of texts"),
-        (late(*["a"] * 2049), "input", "2049 inputs"),
-        (late("a", chunks=[[0, 1]]), "chunks", "not both"),
-        (chunks("a"), "chunks", "empty"),
-        (chunks("a" * 3000, *[[0, 1]] * 2049), "chunks", "2049 chunks"),
-        (chunks(TEXT, *[[0, 5]] * 7), "chunks", "7 chunks, but only 6 tokens"),
-        (chunks(["a", "b"], [0, 1]), "chunks", "one text"),
-        (chunks([5, 6], [0, 1]), "chunks", "one text"),
-        (chunks("hello", [0, 1], [3, 3]), "chunks", "chunks[1] ends at 3, but it begins at 3."),
-        (chunks("hello", [3, 1]), "chunks", "chunks[0] ends at 1, but it begins at 3."),
-        (chunks("hello", [0, 6]), "chunks", "chunks[0] ends at 6, but the text has 5 characters."),
-        (chunks("hello  world", [5, 7]), "chunks", "characters 5 to 7"),
-        (chunks("hello", [0, 2, 3]), "chunks", ""),
-    ],
-)
-async def test_bad_chunks_are_400_and_name_the_field(client, service, body, param, message):
-    error = await refused(client, **body)
-    assert message in error["message"]
-    assert error["param"] == param
-    await wait_idle(service)
 
 
 async def test_overlapping_chunks_have_a_bound_together(client, scripted):

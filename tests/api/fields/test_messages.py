@@ -24,7 +24,6 @@ from tests.conftest import assert_idle, client_of, listening, render_templates_o
 from tests.model_folders import VOCABULARY
 from tests.rendering.media.images import ColourFormat, data_url
 from tests.scripted_runner import ScriptedRunner
-from tests.tables import each
 from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
@@ -136,49 +135,6 @@ async def test_without_offloading_templates_are_rendered_on_the_loop(config, scr
 # -- what is refused -------------------------------------------------------------------------------------
 
 
-def said(*parts: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [*parts]}]}
-
-
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"messages": HELLO, **fields}
-
-
-WRONG = [
-    ({}, "input", "Missing `input`, `messages` or `prompt_embeds`."),
-    ({"input": "hello", "messages": HELLO}, "input", "Send only one of `input` and `messages`."),
-    ({"messages": []}, "messages", "empty"),
-    ({"messages": "hello"}, "messages", "messages must be a list, not a string."),
-    ({"messages": [{"content": "hello"}]}, "messages", "role"),
-    (said(5), "messages", "messages[0].content[0] must be a string or an object, not 5."),
-    (said({"type": "audio_url"}), "messages", "audio_url"),
-    (said({"type": "text"}), "messages", "messages[0].content[0] has no `text`."),
-    (said({"type": "image_url"}), "messages", "messages[0].content[0] has no `image_url`."),
-    (said({"type": "image_url", "image_url": {"url": "data:,"}}), "messages", "texts only"),
-    (said({"image_url": "data:,"}), "messages", "texts only"),
-    (said({"type": "input_image", "image_url": "x"}), "messages", "texts only"),
-    (said(*["x"] * 3000), "messages", "3000 parts"),
-    (asked(chat_template_kwargs={"messages": []}), "chat_template_kwargs", "messages"),
-    (asked(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs", "tokenize"),
-    (asked(add_generation_prompt=True, continue_final_message=True), "continue_final_message", "not both"),
-    (asked(chat_template="{{ unfinished"), "chat_template", "end of template"),
-    (asked(chat_template="{{ raise_exception('not so') }}"), "chat_template", "not so"),
-    (asked(chat_template="{{ 'x' * 10 ** 7 }}"), "chat_template", "the limit is"),
-    (asked(chat_template="{{ 'x' * 10 ** 12 }}"), "chat_template", "MiB"),
-    (asked(chat_template="{{ 'x' * 1000 }}"), "messages", "1000 tokens"),
-    ({"input": "hello", "chat_template": CONTENT}, "chat_template", "for messages"),
-    ({"input": "hello", "add_generation_prompt": True}, "add_generation_prompt", "for messages"),
-]
-
-
-@each(("body", "param", "message"), WRONG)
-async def test_what_is_wrong_is_400_and_named(client, processes, service, scripted, body, param, message):
-    error = await refused(client, **body)
-    assert (error["param"], message in error["message"]) == (param, True), error
-    assert scripted.batches == []
-    await wait_idle(service)
-
-
 async def test_a_hundred_thousand_prompts_are_refused_and_leave_nothing(client, service, scripted):
     for body in ({"input": ["hello"] * 100_000}, {"input": [[7]] * 100_000}, {"messages": HELLO * 100_000}):
         error = await refused(client, **body)
@@ -284,25 +240,6 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
         (1, "hello w"),
         (0, "zzz"),
     ]
-
-
-@each(
-    ("path", "body", "param", "message"),
-    [
-        ("/score", {"data_1": "a", "data_2": {"content": []}}, "data_2", "no text and no image"),
-        ("/score", {"data_1": {"content": [{"type": "poem"}]}, "data_2": "a"}, "data_1", "poem"),
-        ("/score", {"data_1": "a", "data_2": [PICTURE]}, "data_2", "data_2 has an image; this model reads texts only."),
-        ("/score", {"data_1": "a", "data_2": [{"content": ["x"] * 3000}]}, "data_2", "3000 parts"),
-        ("/rerank", {"query": "a", "documents": [{}]}, "documents", "neither"),
-        ("/rerank", {"query": "a", "documents": [{"content": [{"type": "poem"}]}]}, "documents", "poem"),
-        ("/rerank", {"query": {"content": []}, "documents": ["a"]}, "query", "no text and no image"),
-    ],
-)
-async def test_contents_that_are_wrong_are_400_and_named(client, service, path, body, param, message):
-    error = await refused(client, path, **body)
-    assert error["param"] == param
-    assert message in error["message"]
-    await wait_idle(service)
 
 
 async def test_an_image_of_a_conversation_that_is_none_is_named_by_its_place(client, service):
