@@ -1,39 +1,37 @@
 """The errors of every dialect as its clients see them, requested over a socket: docs/errors-by-dialect.md.
 
 ``python -m tests.api.dialects.error_table`` writes the page, and the answers in ``wrong_requests.txt``, for a reader to
-judge; also those in ``refused_requests.txt``, which are for tests only.
+judge; also the responses in ``refused_requests.txt`` and ``answered_requests.txt``, which are for tests only.
 """
 
-import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
-import httpx
 import trio
 
-from tests.api.scripted_models import LONG, PROMPTS, Chunkable, Everything, SparseOnly, serve_as
-from tests.api.serving import serving
-from tests.conftest import full_queue, wait_idle
+from tests.api.dialects.recorded_requests import (
+    ANSWERED_REQUESTS,
+    MODELS,
+    REFUSED_REQUESTS,
+    Asker,
+    asker,
+    message_of,
+    recorded,
+    sections,
+)
+from tests.conftest import full_queue
 from tests.model_folders import write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML, write_chat_folder
-from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.api.dialects import DIALECTS
 from trio_pool_serve.api.http.endpoint import Dialect, Endpoint
-from trio_pool_serve.config import BatchConfig, Config, InputConfig, NetworkConfig
-from trio_pool_serve.models.model_kind import ModelSpec
-from trio_pool_serve.service import Service
 
 PAGE = Path(__file__).parents[3] / "docs" / "errors-by-dialect.md"
 WRONG_REQUESTS = Path(__file__).parent / "wrong_requests.txt"
-REFUSED_REQUESTS = Path(__file__).parent / "refused_requests.txt"
-KEY = {"Authorization": "Bearer secret"}
-REQUEST_ID = "the-request"
-UNTRUSTED = InputConfig()
+EVERY_TASK = MODELS["A model for every task, with the prompts of its files"]
 
 HEAD = """# Errors by dialect
 
@@ -69,25 +67,6 @@ Every field with a fixed set of values, sent with the value `"other"`; fields wi
 | --- | --- | --- | --- |
 """
 
-LINE = re.compile(r"(?P<method>[A-Z]+) (?P<path>\S+)(?: \[(?P<headers>[A-Z][\w-]*: .*?)\])?(?: (?P<body>[{\[<\"].*))?")
-"""A request: its method, its path, changed headers in brackets, and its body."""
-
-BODIES = {
-    "<16 MiB and a byte>": b" " * (2**24 + 1),
-    "<nothing>": b"",
-    "<2049 texts>": json.dumps({"input": ["a"] * 2049}).encode(),
-}
-"""Bodies that do not fit on a line."""
-
-
-MODELS: Mapping[str, ModelSpec] = {
-    "A model for every task": Everything(),
-    "A model with vectors of chunks": Chunkable(),
-    "A model with sparse vectors": SparseOnly(),
-    "A model with a chat template, on a server that accepts templates": Everything(),
-}
-"""The models of the sections of ``REFUSED_REQUESTS``."""
-
 
 def choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that a field accepts, empty if it accepts any or none."""
@@ -103,74 +82,6 @@ def enums_of(endpoint: Endpoint[Any, Any]) -> list[str]:
     return [field.name for field in attrs.fields(endpoint.wire) if choices_of(hints[field.name])]
 
 
-@attrs.frozen
-class Asker:
-    """Sends requests to a server of one model with a key."""
-
-    service: Service
-    http: httpx.AsyncClient
-    runner: ScriptedRunner
-
-    async def ask(self, path: str, body: Mapping[str, Any], *, key: bool = True) -> httpx.Response:
-        """Return the response to a body."""
-        headers = {"X-Request-Id": REQUEST_ID, **(KEY if key else {})}
-        return await self.http.post(path.replace("{name}", "org/model"), json=body, headers=headers)
-
-    async def answer(self, line: str) -> str:
-        """Return the status and the message of the response to a request on a line."""
-        answer = await self._send(line)
-        return f"{answer.status_code} {message_of(answer)}".strip()
-
-    async def refusal(self, line: str) -> str:
-        """Return the same, with the field of errors that have one. Nothing is computed, and nothing is left behind."""
-        self.runner.batches.clear()
-        answer = await self._send(line)
-        await wait_idle(self.service)
-        error = answer.json()["error"]
-        field = f"[{error['param']}] " if isinstance(error, dict) and error["param"] else ""
-        computed = ", computed" if self.runner.batches else ""
-        return f"{answer.status_code}{computed} {field}{message_of(answer)}"
-
-    async def _send(self, line: str) -> httpx.Response:
-        request = LINE.fullmatch(line)
-        assert request is not None, line
-        changes = (change.partition(": ") for change in (request["headers"] or "").split("; ") if change)
-        headers = {**KEY, "Content-Type": "application/json", **{name: value for name, _, value in changes}}
-        body = request["body"] or ""
-        return await self.http.request(
-            request["method"],
-            request["path"],
-            content=BODIES.get(body, written_out(body).encode()),
-            headers={name: value for name, value in headers.items() if value},
-        )
-
-
-def written_out(body: str) -> str:
-    """Return a body with its long text, its long strings and its long lists."""
-    body = re.sub(r'"(.) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body.replace("LONG", LONG))
-    return re.sub(
-        r"\[([^\[\]]+|\[[^\[\]]+\]) × (\d+)\]", lambda match: f"[{', '.join([match[1]] * int(match[2]))}]", body
-    )
-
-
-@asynccontextmanager
-async def asker(
-    folder: Path, spec: ModelSpec, *, inputs: InputConfig = UNTRUSTED, **changes: Any
-) -> AsyncIterator[Asker]:
-    """Serve a scripted model, with ``changes`` of its folder."""
-    with tempfile.TemporaryDirectory() as data:
-        config = Config(
-            models=(f"org/model={folder}",),
-            network=NetworkConfig(api_key="secret"),
-            batch=BatchConfig(data_dir=Path(data)),
-            input=inputs,
-        )
-        runner = ScriptedRunner()
-        async with serving(config, runner) as (service, client):
-            serve_as(service, spec, **changes)
-            yield Asker(service, client, runner)
-
-
 def first_endpoint(dialect: Dialect) -> Endpoint[Any, Any]:
     """Return the endpoint that stands for a dialect."""
     return dialect.endpoints[0]
@@ -181,39 +92,11 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
-def message_of(answer: httpx.Response) -> str:
-    """Return the message of an error in any dialect; empty for another response."""
-    body = answer.json()
-    error = body.get("error", "") if isinstance(body, dict) else ""
-    return error if isinstance(error, str) else error["message"]
-
-
-def sections(path: Path = WRONG_REQUESTS) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the sections of wrong requests: a heading, and the requests with the answers that they should get."""
-    for section in path.read_text().split("## ")[1:]:
-        heading, *lines = filter(None, section.splitlines())
-        yield heading, [(line, answer.strip()) for line, answer in zip(lines[::2], lines[1::2], strict=True)]
-
-
 async def answered(asking: Asker) -> str:
     """Return the text of ``WRONG_REQUESTS`` with a server's answers."""
     text = WRONG_REQUESTS.read_text().partition("## ")[0]
-    for heading, rows in sections():
+    for heading, rows in sections(WRONG_REQUESTS):
         text += f"## {heading}\n" + "".join([f"{line}\n    {await asking.answer(line)}\n" for line, _ in rows]) + "\n"
-    return text.rstrip() + "\n"
-
-
-async def refusals(folder: Path, chat_folder: Path) -> str:
-    """Return the text of ``REFUSED_REQUESTS`` with the answers of a server of each model."""
-    text = REFUSED_REQUESTS.read_text().partition("## ")[0]
-    for heading, rows in sections(REFUSED_REQUESTS):
-        chats = "chat" in heading
-        inputs = InputConfig(trust_request_chat_template=chats)
-        path = chat_folder if chats else folder
-        async with asker(path, MODELS[heading], inputs=inputs, prompts=PROMPTS) as asking:
-            answers = [f"{line}\n    {await asking.refusal(line)}\n" for line, _ in rows]
-            text += f"## {heading}\n{''.join(answers)}\n"
-            assert (await asking.ask("/pooling", {"input": "hello"})).status_code == 200
     return text.rstrip() + "\n"
 
 
@@ -252,7 +135,7 @@ async def page(asking: Asker) -> str:
     text = HEAD + "".join(row(", ".join(names), *cells) for cells, names in grouped(bodies, at=0).items())
     text += FULL + "".join(row(", ".join(names), *cells) for cells, names in grouped(full, at=0).items())
     text += WRONG
-    for heading, rows in sections():
+    for heading, rows in sections(WRONG_REQUESTS):
         text += f"\n### {heading}\n\n| request | status | message |\n| --- | --- | --- |\n"
         text += "".join(row(f"`{line}`", *answer.split(" ", 1)) for line, answer in rows)
     wrong = grouped(await wrong_values(asking), at=3)
@@ -264,10 +147,11 @@ async def page(asking: Asker) -> str:
 async def _write() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, chat = write_scripted_folder(Path(folder) / "model"), write_chat_folder(Path(folder) / "chat", CHATML)
-        async with asker(model, Everything()) as asking:
+        async with asker(model, EVERY_TASK) as asking:
             WRONG_REQUESTS.write_text(await answered(asking))
             PAGE.write_text(await page(asking))
-        REFUSED_REQUESTS.write_text(await refusals(model, chat))
+        for path in (REFUSED_REQUESTS, ANSWERED_REQUESTS):
+            path.write_text(await recorded(path, model, chat))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,6 @@ async def test_each_input_gets_a_vector_of_unit_length_and_the_rest_is_counted(c
     assert_idle(service)
 
 
-@each("given", ["", [], None])
-async def test_nothing_to_embed_is_no_error(client, scripted, given):
-    assert (await post(client, "/api/embed", input=given, **MODEL))["embeddings"] == []
-    assert await post(client, "/api/embeddings", prompt=given or None, **MODEL) == {"embedding": []}
-    assert scripted.batches == []
-
-
 async def test_the_older_route_embeds_one_text_and_does_not_normalise(client, scripted):
     assert await post(client, "/api/embeddings", prompt="hello", **MODEL) == {"embedding": vector_of("hello")}
     assert params_of(scripted) == [Embed(normalize=False)]
@@ -64,14 +57,6 @@ async def test_more_dimensions_than_the_model_has_are_all_of_them(client, script
     (vector,) = (await post(client, "/api/embed", input="hello", dimensions=dimensions, **MODEL))["embeddings"]
     assert len(vector) == (used or 8)
     assert params_of(scripted) == [Embed(dimensions=used, normalize=True)]
-
-
-async def test_long_inputs_are_truncated_to_what_num_ctx_and_the_model_allow(client):
-    words = LONG.split()
-    for given, kept in (({}, 62), ({"options": {"num_ctx": 5}}, 3), ({"options": {"num_ctx": 10**6}}, 62)):
-        answer = await post(client, "/api/embed", input=LONG, **given, **MODEL)
-        assert answer["embeddings"] == [vector_of(" ".join(words[:kept]))]
-        assert answer["prompt_eval_count"] == kept + 2
 
 
 @each("keep_alive", [0, -1, 300, 1.5, "5m", "-1m", "1h30m", "0", "24h", "1.5s", "100ms", None])
@@ -86,15 +71,6 @@ async def test_a_full_queue_is_503_by_a_word_that_clients_retry_on(client, servi
     assert answer.status_code == 503
     assert answer.json()["error"].startswith("server overloaded, please retry shortly: ")
     assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_documents_are_reranked_as_dify_reads_it(client):
-    answer = await post(client, "/api/rerank", query="hello w1", documents=["w2", "hello w1", "w1"], top_n=2, **MODEL)
-    assert answer["model"] == "minilm"
-    assert [(result["index"], set(result)) for result in answer["results"]] == [
-        (1, {"index", "relevance_score"}),
-        (2, {"index", "relevance_score"}),
-    ]
 
 
 @each("num_ctx", [5, 10**6])
@@ -169,31 +145,6 @@ async def test_a_model_is_shown(client, asked):
     }
     assert shown["capabilities"] == ["embedding"]
     assert {"modelfile", "parameters", "template", "modified_at"} <= shown.keys()
-
-
-@each(
-    ("path", "body", "status", "said"),
-    [
-        ("/api/show", b'{"model": "other"}', 404, "model 'other' not found"),
-        ("/api/show", b"{}", 400, "model is required"),
-        ("/api/show", b"", 400, "The body is empty"),
-        ("/api/show", b"[1]", 400, "The body must be an object, not a list."),
-        ("/api/show", b'{"model": "' + b"x" * 5000 + b'"}', 413, "Body exceeds 4 KiB."),
-        (
-            "/api/pull",
-            b'{"model": "other"}',
-            400,
-            "This server downloads no models. The model `other` does not exist. This server has: minilm.",
-        ),
-        ("/api/pull", b"\xff", 400, "The body is not"),
-        ("/api/generate", b'{"model": "minilm", "prompt": "hello"}', 400, "This server does not generate text."),
-        ("/api/chat", b"x" * 100_000, 400, "It serves embeddings (/api/embed) and rankings (/api/rerank)."),
-    ],
-)
-async def test_a_route_that_cannot_do_it_says_why(client, path, body, status, said):
-    answer = await client.post(path, content=body)
-    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
-    assert said in answer.json()["error"]
 
 
 async def test_a_served_model_is_pulled_at_once(client):

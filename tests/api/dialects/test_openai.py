@@ -1,41 +1,15 @@
 """The OpenAI routes over real sockets; the runner is scripted, so every answer is known."""
 
-import base64
 import json
 
 import attrs
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import array_of, ids_of, vector_of
+from tests.api.scripted_models import ids_of, vector_of
 from tests.api.serving import post, refused, serving, vectors
 from tests.model_folders import VOCABULARY
-from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.types import CopiedBatch, Embed
-
-
-async def test_an_answer_has_the_shape_openai_clients_read(client, config):
-    answer = await post(client, input="hello world")
-    assert answer["object"] == "list"
-    assert answer["model"] == config.models[0]
-    assert answer["id"].startswith("embd-")
-    assert answer["created"] > 1_700_000_000
-    assert answer["data"] == [{"index": 0, "object": "embedding", "embedding": vector_of("hello world")}]
-    assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("hello", [ids_of("hello")]),
-        (["hello", "world world"], [ids_of("hello"), ids_of("world world")]),
-        ([7, 8, 9], [[7, 8, 9]]),
-        ([[7, 8], [9]], [[7, 8], [9]]),
-    ],
-    ids=["text", "texts", "ids", "lists of ids"],
-)
-async def test_all_four_forms_of_input_are_taken(client, given, expected):
-    assert await vectors(client, input=given) == [vector_of(ids) for ids in expected]
 
 
 async def test_answers_keep_the_order_of_a_large_request(client):
@@ -50,14 +24,6 @@ async def test_the_metadata_of_bytes_is_json_whatever_the_id(client):
     answer = await client.post("/v1/embeddings", json=body)
     assert json.loads(answer.headers["metadata"])["id"] == 'embd-😀 "quoted"\r\nX: y'
     assert "x" not in answer.headers
-
-
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
-async def test_floats_of_8_bits_have_a_byte_for_each_dimension(client, scripted, dtype):
-    expected = as_dtype(array_of([7, 8]), dtype)
-    assert await vectors(client, input=[7, 8], embed_dtype=dtype) == [expected.astype(np.float32).tolist()]
-    (encoded,) = await vectors(client, input=[7, 8], embed_dtype=dtype, encoding_format="base64")
-    assert base64.b64decode(encoded) == expected.tobytes()
 
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64", "bytes"])
@@ -76,14 +42,6 @@ async def test_numbers_and_truth_values_may_be_strings(client, scripted):
         assert await vectors(client, input="hello", add_special_tokens=false) == [vector_of(ids_of("hello")[1:-1])]
         await vectors(client, input="hello", normalize=false)
         assert scripted.batches[-1].requests[0].params == (Embed(normalize=False),)
-
-
-async def test_texts_that_look_like_something_else_are_texts(client):
-    unknown = vector_of("[UNK]")
-    for text in ("7", "true", "null"):
-        assert await vectors(client, input=text) == [unknown]
-        assert await vectors(client, input=[text, text]) == [unknown] * 2
-    assert await vectors(client, input="hello", prompt="7 ") == [vector_of("[UNK] hello")]
 
 
 async def test_server_timing_names_every_stage(client):

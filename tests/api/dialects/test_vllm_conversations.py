@@ -68,9 +68,6 @@ async def test_the_two_flags_may_be_among_the_template_s_variables_and_the_field
         assert rows(await post(client, messages=TURNS, **kwargs, **{name: False})) == plain
 
 
-# -- /tokenize ---------------------------------------------------------------------------------------------
-
-
 # -- roles and templates -----------------------------------------------------------------------------------
 
 

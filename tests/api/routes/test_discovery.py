@@ -64,3 +64,8 @@ async def test_a_doubled_version_is_answered_and_logged_once(client, caplog):
     assert [record.getMessage() for record in caplog.records if "base URL" in record.getMessage()] == [
         "a client requests /v1/v1/embeddings instead of /v1/embeddings: its base URL must not end in /v1"
     ]
+
+
+async def test_the_open_inference_protocol_s_server_is_described(client):
+    answer = (await client.get("/v2")).json()
+    assert (answer["name"], answer["extensions"]) == ("trio_pool_serve", [])
