@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import httpx
 
+from tests.api.dialects.tei_models import Judging
 from tests.api.scripted_models import (
     LONG,
     PROMPTS,
@@ -58,9 +59,9 @@ TIMES = re.compile(r'(?<="created":)(1[7-9]|[2-9]\d)\d{8}|(?<=_duration":)\d+')
 
 @attrs.frozen
 class Model:
-    """A kind of model; without ``prompts``, it has those of its files."""
+    """A kind of model; without ``spec`` or ``prompts``, it has those of its files."""
 
-    spec: ModelSpec
+    spec: ModelSpec | None = None
     prompts: Mapping[str, str] | None = None
     labels: int = 2
     inputs: InputConfig = attrs.Factory(InputConfig)
@@ -86,6 +87,9 @@ MODELS: Mapping[str, Model] = {
     "A model that compares vectors by their products": Model(Dots()),
     "A reranker that reads pairs": Model(Judge(), labels=1),
     "A classifier without names for its labels": Model(Labeller()),
+    "An embedding model": Model(),
+    "A classifier of two labels": Model(Labeller(labels=("short", "heavy"))),
+    "A classifier of pairs": Model(Judging(), labels=1),
     "A classifier of one label": Model(Everything(labels=("toxic",)), labels=1),
     "A classifier of several labels": Model(SEVERAL_LABELS, PROMPTS, labels=5),
     "Late interaction alone": Model(LateInteraction()),
@@ -126,14 +130,15 @@ class Asker:
         return f"{answer.status_code} {message_of(answer)}".strip()
 
     async def record(self, line: str) -> str:
-        """Return the response's status, and its body; of an error, field and message. Nothing is left behind."""
+        """Return a response's status and body; of an error, field (in TEI's form, type) and message. Nothing stays."""
         self.runner.batches.clear()
         answer = await self._send(line)
         await wait_idle(self.service)
         if answer.status_code == 200:
             return "200 " + TIMES.sub("…", answer.text.replace(LONG, "LONG"))
-        error = answer.json()["error"]
-        field = f"[{error['param']}] " if isinstance(error, dict) and error["param"] else ""
+        error, kind = answer.json()["error"], answer.json().get("error_type")
+        name = error["param"] if isinstance(error, dict) else kind
+        field = f"[{name}] " if name else ""
         computed = ", computed" if self.runner.batches else ""
         return f"{answer.status_code}{computed} {field}{message_of(answer)}"
 
@@ -172,7 +177,8 @@ async def asker(folder: Path, model: Model) -> AsyncIterator[Asker]:
         )
         runner = ScriptedRunner(labels=model.labels)
         async with serving(config, runner) as (service, client):
-            serve_as(service, model.spec, **({"prompts": model.prompts} if model.prompts else {}))
+            if model.spec is not None:
+                serve_as(service, model.spec, **({"prompts": model.prompts} if model.prompts else {}))
             yield Asker(service, client, runner)
 
 

@@ -4,9 +4,9 @@ What TEI documents of each route, field and status is shown on real models in te
 """
 
 from tests.api.dialects.tei_models import Served, serving
-from tests.api.scripted_models import LONG, Judge, Labeller
+from tests.api.scripted_models import LONG, Judge, Labeller, LateInteraction, ids_of, vector_of
 from tests.tables import each
-from trio_pool_serve.types import TokenEmbed
+from trio_pool_serve.types import Classify, Embed, TokenEmbed
 
 # -- what is read ----------------------------------------------------------------------------------------
 
@@ -43,6 +43,41 @@ async def test_every_route_says_what_was_read_and_where_the_time_went(embedding:
         assert min(times.values()) >= 0
         assert times["total"] >= times["compute"] >= times["tokenization"]
         assert answer.headers["server-timing"]
+
+
+# -- POST / ---------------------------------------------------------------------------------------------
+
+
+async def test_options_are_read_from_the_body_and_from_its_parameters(embedding: Served):
+    query = [vector_of(ids_of("query : hello"), 3)]
+    options = {"prompt_name": "query", "dimensions": 3, "normalize": False}
+    assert await embedding.ask("/", inputs="hello", **options) == query
+    assert await embedding.ask("/", inputs="hello", parameters=options) == query
+    assert await embedding.ask("/", inputs="hello", parameters={"prompt_name": "passage"}, **options) == query
+    assert set(embedding.params) == {Embed(dimensions=3, normalize=False)}
+
+
+async def test_parameters_may_say_what_to_cut(embedding: Served):
+    ids = [n % 200 + 5 for n in range(100)]
+    assert await embedding.refused("/", inputs=ids, parameters={"truncate": False}) == (422, "Validation")
+    cut = {"truncate": True, "truncation_direction": "left"}
+    assert await embedding.ask("/", inputs=ids, parameters=cut) == [vector_of(ids[-64:])]
+
+
+@each("more", [{"raw_scores": True}, {"parameters": {"raw_scores": True}}])
+async def test_labels_and_ranks_may_be_logits(classifying: Served, judging: Served, more):
+    await classifying.ask("/", inputs="hello", **more)
+    await judging.ask("/", query="hello", texts=["w1"], **more)
+    assert classifying.params[-1] == judging.params[-1] == Classify("raw")
+
+
+async def test_vectors_are_normalised_unless_they_are_of_tokens(embedding: Served, config):
+    await embedding.ask("/", inputs="hello")
+    assert embedding.params == [Embed(normalize=True)]
+    async with serving(config, LateInteraction()) as served:
+        await served.ask("/", inputs=[7, 8])
+        await served.ask("/", inputs=[7], parameters={"normalize": True})
+        assert served.params == [TokenEmbed(), TokenEmbed(normalize=True)]
 
 
 # -- labels, scores and tokens ---------------------------------------------------------------------------
@@ -88,20 +123,6 @@ async def test_inputs_that_cannot_be_classified_are_422(classifying: Served, pat
 
 
 @each(
-    ("path", "body"),
-    [
-        ("/embed", {"inputs": "hello", "truncation_direction": "top"}),
-        ("/similarity", {"inputs": {"source_sentence": "hello"}}),
-        ("/decode", {"ids": [5, [6]]}),
-        ("/decode", {"ids": [100_000]}),
-        ("/decode", {"ids": [-1]}),
-    ],
-)
-async def test_what_cannot_be_done_is_422(embedding: Served, path, body):
-    assert await embedding.refused(path, **body) == (422, "Validation")
-
-
-@each(
     ("path", "name", "values"),
     [
         *((path, "inputs", [[], [[]], [[5], []], "", [""], ["hello", ""]]) for path in ("/embed", "/embed_all", "/")),
@@ -114,10 +135,3 @@ async def test_what_cannot_be_done_is_422(embedding: Served, path, body):
 async def test_nothing_to_do_is_empty(embedding: Served, path, name, values):
     for value in values:
         assert await embedding.refused(path, **{name: value}) == (400, "Empty"), value
-
-
-async def test_another_method_is_405(embedding: Served):
-    for method, path in (("GET", "/embed"), ("PUT", "/")):  # GET / is a probe
-        answer = await embedding.http.request(method, path)
-        assert (answer.status_code, answer.json()["error_type"]) == (405, "Validation")
-        assert "POST" in answer.headers["allow"]
