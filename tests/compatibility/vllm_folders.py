@@ -13,11 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.kept_folders import built_once, each_built_once
 from tests.model_folders import write_json
-from tests.models.classifier_families import (
-    LONG,
-    padded_qwen3_tokenizer,
-    reranker_tokenizer,
-)
+from tests.models.classifier_families import LONG, padded_qwen3_tokenizer, reranker_tokenizer
 from tests.models.model_families import (
     IDENTITY,
     MAX_LENGTH,

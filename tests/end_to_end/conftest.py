@@ -5,6 +5,7 @@ import os
 # No telemetry; the libraries read these when they are imported.
 os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HAYSTACK_TELEMETRY_ENABLED="False", LANGSMITH_TRACING="false")
 
+import gc
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -34,6 +35,13 @@ def switch_interval_of_servers() -> Iterator[None]:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Close what a test has left open, before another test is blamed for it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,6 @@
 They are imported by the tests: each takes a second, and every process of a run would import them to find the tests.
 """
 
-import gc
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -15,15 +12,8 @@ from tests.end_to_end.texts import A_FEW, API_KEY, QUERY, TOO_LONG
 TEXTS = list(A_FEW)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("collected")]
 """The packages warn of their own past, and leave their clients open."""
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Close what a test has left open, before another test is blamed for it."""
-    yield
-    gc.collect()
 
 
 def test_langchain_embeds_and_is_told_of_texts_that_are_too_long(server_url, vectors, record_client):

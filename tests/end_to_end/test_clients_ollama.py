@@ -3,7 +3,6 @@
 They are imported by the tests: each takes a second, and every process of a run would import them to find the tests.
 """
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,18 +12,14 @@ import pytest
 from tests.end_to_end.comparison import assert_same_directions
 from tests.end_to_end.texts import A_FEW, API_KEY, TOO_LONG
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected"),
+]
 """LangChain and LlamaIndex leave their clients open."""
 
 TEXTS = list(A_FEW)
 KEY = {"Authorization": f"Bearer {API_KEY}"}
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Close what a test has left open, before another test is blamed for it."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ import trio
 
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import WHOLE, AskedFolder, Record, farthest, one_of, serving_folder
-from tests.end_to_end.seen_contents import (
-    OF_IMAGES,
-    OF_OBJECTS,
-    OF_PARTS,
-    as_url,
-    goes_into_an_object,
-    parts,
-)
+from tests.end_to_end.seen_contents import OF_IMAGES, OF_OBJECTS, OF_PARTS, as_url, goes_into_an_object, parts
 from tests.models.model_families import reference, shuffled
 from tests.models.retrieval_families import assert_same_ranking
 from tests.models.vision_families import (

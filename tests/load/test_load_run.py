@@ -7,14 +7,7 @@ import trio
 import trio.testing
 
 from tests.load.raw_server import ANSWER, RawServer, answering, raw_server
-from trio_pool_serve.load.client_connection import (
-    CUT,
-    NO_CONNECTION,
-    NOT_HTTP,
-    TIMEOUT,
-    Target,
-    request_bytes,
-)
+from trio_pool_serve.load.client_connection import CUT, NO_CONNECTION, NOT_HTTP, TIMEOUT, Target, request_bytes
 from trio_pool_serve.load.load_run import LoadPlan, LoadRun, quantile
 
 REQUESTS = [request_bytes("/", body) for body in (b"one", b"two", b"three")]

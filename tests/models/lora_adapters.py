@@ -11,7 +11,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 
-from tests.models.model_families import reference
+from tests.models.model_families import reference, write_family
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.types import Adapter, Vectors
 
@@ -42,6 +42,23 @@ def of_the_first_layer(folder: Path, base: Path) -> Adapter:
     assert len(first) == len(tensors) // 2
     save_file(first, folder / "adapter_model.safetensors")
     return registered(folder)
+
+
+def of_a_wider_model(folder: Path, base: Path) -> Adapter:
+    write_lora(folder, base, target_modules=["query"])
+    tensors = load_file(folder / "adapter_model.safetensors")
+    wider = {name: np.pad(tensor, [(0, 0), (0, 8)]) if "lora_A" in name else tensor for name, tensor in tensors.items()}
+    save_file(wider, folder / "adapter_model.safetensors")
+    return registered(folder)
+
+
+def of_another_family(folder: Path, base: Path) -> Adapter:
+    del base
+    return write_lora(folder, write_family(folder.with_name("modernbert"), "modernbert"), target_modules=["Wqkv"])
+
+
+def of_a_norm(folder: Path, base: Path) -> Adapter:
+    return write_lora(folder, base, target_modules=["query"], modules_to_save=["embeddings.LayerNorm"])
 
 
 def registered(folder: Path) -> Adapter:

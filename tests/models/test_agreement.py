@@ -45,12 +45,7 @@ from tests.models.vision_families import (
     SeeingModel,
     qwen_states,
 )
-from tests.models.vision_oracles import (
-    chat_template_kwargs,
-    dual_encoder_vectors,
-    last_at_unit_length,
-    page_vectors,
-)
+from tests.models.vision_oracles import chat_template_kwargs, dual_encoder_vectors, last_at_unit_length, page_vectors
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of
 from trio_pool_serve.models.token_pooling import pool_rows
 from trio_pool_serve.prompts import InputType

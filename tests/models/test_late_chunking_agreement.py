@@ -13,15 +13,7 @@ import trio
 
 from tests.conftest import wait_idle
 from tests.end_to_end.folder_over_http import AskedFolder, farthest, one_of, serving_folder
-from tests.models.model_families import (
-    HIDDEN,
-    NEW_NORMALIZE,
-    Module,
-    dense,
-    pooling,
-    write_family,
-    write_modules,
-)
+from tests.models.model_families import HIDDEN, NEW_NORMALIZE, Module, dense, pooling, write_family, write_modules
 from trio_pool_serve.types import Vectors
 
 TOLERANCE = 1e-5

@@ -14,7 +14,15 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.models.classifier_families import write_classifier
-from tests.models.lora_adapters import of_the_first_layer, registered, vectors_by_peft, write_lora
+from tests.models.lora_adapters import (
+    of_a_norm,
+    of_a_wider_model,
+    of_another_family,
+    of_the_first_layer,
+    registered,
+    vectors_by_peft,
+    write_lora,
+)
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, shuffled, write_family
 from trio_pool_serve.errors import AdapterError
 from trio_pool_serve.runner import adapter_store
@@ -147,19 +155,6 @@ def gone(folder: Path, base: Path) -> Adapter:
     return adapter
 
 
-def of_a_wider_model(folder: Path, base: Path) -> Adapter:
-    write_lora(folder, base, target_modules=["query"])
-    tensors = load_file(folder / "adapter_model.safetensors")
-    wider = {name: np.pad(tensor, [(0, 0), (0, 8)]) if "lora_A" in name else tensor for name, tensor in tensors.items()}
-    save_file(wider, folder / "adapter_model.safetensors")
-    return registered(folder)
-
-
-def of_another_family(folder: Path, base: Path) -> Adapter:
-    del base
-    return write_lora(folder, write_family(folder.with_name("modernbert"), "modernbert"), target_modules=["Wqkv"])
-
-
 def twice(folder: Path, base: Path) -> Adapter:
     """A layer with an update and with weights of its own."""
     write_lora(folder, base, target_modules=["query"])
@@ -171,10 +166,6 @@ def twice(folder: Path, base: Path) -> Adapter:
 
 
 SHAPES = ("weight", (32, 32)), ("bias", (32,))
-
-
-def of_a_norm(folder: Path, base: Path) -> Adapter:
-    return write_lora(folder, base, target_modules=["query"], modules_to_save=["embeddings.LayerNorm"])
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,7 @@ from torch import nn
 from tests.kept_folders import built_once
 from tests.lanes import sampled
 from tests.model_folders import write_json
-from tests.models.classifier_families import (
-    LONG,
-    PAIRS,
-    PROMPTS,
-    cross_encoder,
-    reranker_tokenizer,
-)
+from tests.models.classifier_families import LONG, PAIRS, PROMPTS, cross_encoder, reranker_tokenizer
 from tests.models.model_families import TEXTS, ServedModel, edit_json, largest_difference, write_model
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder

@@ -14,14 +14,7 @@ import transformers
 from tokenizers import processors
 
 from tests.model_folders import write_json
-from tests.models.model_families import (
-    CORPUS,
-    TEXTS,
-    bert_tokenizer,
-    edit_json,
-    qwen3_tokenizer,
-    write_model,
-)
+from tests.models.model_families import CORPUS, TEXTS, bert_tokenizer, edit_json, qwen3_tokenizer, write_model
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer

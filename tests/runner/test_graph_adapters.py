@@ -12,7 +12,15 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from tests.models.classifier_families import write_classifier
-from tests.models.lora_adapters import of_the_first_layer, registered, vectors_by_peft, write_lora
+from tests.models.lora_adapters import (
+    of_a_norm,
+    of_a_wider_model,
+    of_another_family,
+    of_the_first_layer,
+    registered,
+    vectors_by_peft,
+    write_lora,
+)
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, shuffled, write_family
 from trio_pool_serve.errors import AdapterError
 from trio_pool_serve.runner.cpu_features import has_native_bfloat16
@@ -145,23 +153,6 @@ async def test_threads_share_programs_of_few_sets_of_modules(
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(compute, range(24)))
     assert len(of_sets.values()) == 2
-
-
-def of_a_wider_model(folder: Path, base: Path) -> Adapter:
-    write_lora(folder, base, target_modules=["query"])
-    tensors = load_file(folder / "adapter_model.safetensors")
-    wider = {name: np.pad(each, [(0, 0), (0, 8)]) if "lora_A" in name else each for name, each in tensors.items()}
-    save_file(wider, folder / "adapter_model.safetensors")
-    return registered(folder)
-
-
-def of_another_family(folder: Path, base: Path) -> Adapter:
-    del base
-    return write_lora(folder, write_family(folder.with_name("modernbert"), "modernbert"), target_modules=["Wqkv"])
-
-
-def of_a_norm(folder: Path, base: Path) -> Adapter:
-    return write_lora(folder, base, target_modules=["query"], modules_to_save=["embeddings.LayerNorm"])
 
 
 @pytest.mark.parametrize(

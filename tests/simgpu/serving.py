@@ -26,15 +26,7 @@ from tests.models.vision_families import (
 from tests.simgpu.device import simulated_device
 from trio_pool_serve.models.loading import torch_loading
 from trio_pool_serve.prompts import PairPrompt
-from trio_pool_serve.types import (
-    Classify,
-    Embed,
-    PoolingParams,
-    PoolingRequest,
-    SparseEmbed,
-    TokenClassify,
-    TokenEmbed,
-)
+from trio_pool_serve.types import Classify, Embed, PoolingParams, PoolingRequest, SparseEmbed, TokenClassify, TokenEmbed
 
 Way: TypeAlias = Literal["padded", "packed", "graphed"]
 

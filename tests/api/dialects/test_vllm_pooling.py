@@ -6,11 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.scripted_models import (
-    Everything,
-    served_as,
-    vector_of,
-)
+from tests.api.scripted_models import Everything, served_as, vector_of
 from tests.api.serving import post, refused
 from trio_pool_serve.types import Classify, Embed
 

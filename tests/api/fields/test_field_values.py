@@ -3,32 +3,13 @@
 import attrs
 import pytest
 
-from tests.api.scripted_models import PROMPTS, Able, SparseOnly, become, ids_of, serve_as
+from tests.api.scripted_models import PROMPTS, Able, become, ids_of
 from tests.api.serving import post, refused
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.fields.field_values import the_same
 
-EMBED, RERANK = {"input": "hello"}, {"query": "a", "documents": ["b"]}
-
-
-async def test_names_of_one_thing_may_agree(client, service):
-    become(service, Able())
-    for path, body in [
-        ("/v1/embeddings", {**EMBED, "normalize": True, "normalized": True, "use_activation": True}),
-        ("/v1/embeddings", {**EMBED, "dimensions": 3, "output_dimension": "3"}),
-        ("/v1/rerank", {**RERANK, "top_k": 1, "top_n": 1}),
-        ("/rerank", {**RERANK, "use_activation": True, "raw_scores": False}),
-    ]:
-        await post(client, path, **body)
-
-
-SPARSE = {"input": "hello", "task": "sparse_embed"}
-
-
-async def test_weights_over_the_vocabulary_are_numbers_as_the_model_gives_them(client, service):
-    serve_as(service, SparseOnly())
-    await post(client, "/pooling", **SPARSE, encoding_format="float", normalize=False)
+EMBED = {"input": "hello"}
 
 
 INPUT_TYPES = [

@@ -15,11 +15,7 @@ from trio_pool_serve.errors import InvalidRequestError, UnavailableError
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatMessage, ChatPrompt, ImagePart, TextPart
 from trio_pool_serve.rendering.chat import template_sandbox
-from trio_pool_serve.rendering.chat.chat_templates import (
-    RESERVED_VARIABLES,
-    ChatTemplate,
-    ChatTemplates,
-)
+from trio_pool_serve.rendering.chat.chat_templates import RESERVED_VARIABLES, ChatTemplate, ChatTemplates
 from trio_pool_serve.threads.offload import Offload
 
 ENDLESS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
