@@ -1,18 +1,16 @@
 """Late chunking in both dialects over real sockets; the runner is scripted, so every vector is known."""
 
-import base64
 import json
 
 import numpy as np
 import pytest
 import trio
 
-from tests.api.scripted_models import PROMPTS, Able, Chunkable, become, served_as
+from tests.api.scripted_models import PROMPTS, Chunkable, become, served_as
 from tests.api.serving import post, refused, serving, vectors
 from tests.conftest import assert_idle, wait_idle
 from tests.model_folders import VOCABULARY
 from tests.scripted_runner import ScriptedRunner, scripted_vector
-from trio_pool_serve.api.fields.encodings import as_dtype
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.rendering.text.chunk_tokens import MAX_OVERLAP
 from trio_pool_serve.types import EmbedChunks
@@ -47,35 +45,15 @@ async def test_a_document_is_one_row_and_its_tokens_are_counted_once(client, ser
 
 
 @pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
-async def test_vectors_of_chunks_are_encoded_as_any_others(client, body):
-    for dtype in ("float32", "int8", "binary", "ubinary"):
-        expected = [as_dtype(np.float32(vector), dtype).tolist() for vector in EXPECTED]
-        assert await vectors(client, embed_dtype=dtype, **body) == expected
-    coded = await vectors(client, encoding_format="base64", **body)
-    assert [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in coded] == EXPECTED
+async def test_vectors_of_chunks_are_bytes_as_any_others(client, body):
     raw = await client.post("/v1/embeddings", json={"encoding_format": "bytes", **body})
     assert np.frombuffer(raw.content, np.float32).reshape(3, 8).tolist() == EXPECTED
     assert [item["index"] for item in json.loads(raw.headers["metadata"])["data"]] == [0, 1, 2]
 
 
-async def test_jina_s_fields_apply_to_each_chunk(client, scripted):
-    marked = {"input": CHUNKS, "late_chunking": True}
-    assert await vectors(client, dimensions=2, **marked) == [vector[:2] for vector in EXPECTED]
-    await vectors(client, normalized=False, **marked)
+async def test_each_chunk_is_normalised_or_not(client, scripted):
+    await vectors(client, normalized=False, **BOTH["late_chunking"])
     assert scripted.batches[-1].requests[0].params == (EmbedChunks(normalize=False),)
-    prompted = await vectors(client, task="retrieval.query", **marked)
-    assert prompted == [vector_of("[CLS]", "query", ":", "hello"), *EXPECTED[1:]]
-    assert await vectors(client, input=[{"text": text} for text in CHUNKS], late_chunking="true") == EXPECTED
-    assert await vectors(client, input=TEXT, late_chunking=True) == [vector_of(*IDS[0], *IDS[1], *IDS[2])]
-
-
-async def test_chunks_may_overlap_and_leave_some_out(client):
-    spans = [[6, 14], [0, 11], [12, 17]]
-    assert await vectors(client, input=[TEXT], chunks=spans) == [
-        vector_of("world", "w1"),
-        vector_of("[CLS]", "hello", "world"),
-        vector_of("w1", "w2", "[SEP]"),
-    ]
 
 
 @pytest.mark.parametrize("body", BOTH.values(), ids=BOTH)
@@ -96,17 +74,10 @@ async def test_a_document_that_is_too_long_is_refused(client, service):
     assert_idle(service)
 
 
-async def test_truncating_drops_the_tail_and_refuses_chunks_that_are_in_it(client):
-    tail = ["hello ", "".join(LONG)]
-    expected = [["[CLS]", "hello"], [*(f"w{n}" for n in range(61)), "[SEP]"]]
-    for fields in ({"truncate": True}, {"truncate_prompt_tokens": -1}):
-        found = await vectors(client, input=tail, late_chunking=True, **fields)
-        assert found == [vector_of(*words) for words in expected]
+async def test_chunks_in_the_tail_that_truncating_drops_are_refused(client):
     error = await refused(client, input=LONG, late_chunking=True, truncate=True)
     assert error["message"].startswith("Chunk 62, characters 238 to 242 of the document, has no tokens")
     assert error["param"] == "late_chunking"
-    front = {"input": tail, "late_chunking": True, "truncate": True, "truncation_side": "left"}
-    assert (await refused(client, **front))["message"].startswith("Chunk 0, ")
 
 
 async def test_windows_of_long_texts_are_not_for_documents(scripted_folder, scripted: ScriptedRunner):
@@ -127,16 +98,6 @@ async def test_overlapping_chunks_have_a_bound_together(client, scripted):
     )
     assert error["param"] == "chunks"
     assert len(scripted.batches) == 1
-
-
-async def test_a_model_that_takes_no_means_refuses(client, service):
-    become(service, Able())
-    for body, param in ((BOTH["late_chunking"], "late_chunking"), (BOTH["chunks"], "chunks")):
-        error = await refused(client, **body)
-        assert error["param"] == param
-        assert error["message"] == (
-            "Late chunking takes the mean of each chunk's token states, but this model pools by none."
-        )
 
 
 async def test_a_document_that_is_cancelled_leaves_nothing_behind(client, service, scripted):
