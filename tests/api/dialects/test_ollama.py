@@ -51,6 +51,12 @@ async def test_the_older_route_embeds_one_text_and_does_not_normalise(client, sc
     assert params_of(scripted) == [Embed(normalize=False)]
 
 
+@each("given", ["", [], None])
+async def test_nothing_to_embed_is_not_computed(client, scripted, given):
+    assert (await post(client, "/api/embed", input=given, **MODEL))["embeddings"] == []
+    assert scripted.batches == []
+
+
 @each(("dimensions", "used"), [(3, 3), (8, 8), (9, None), (2**31 - 1, None), (0, None), (None, None)])
 async def test_more_dimensions_than_the_model_has_are_all_of_them(client, scripted, dimensions, used):
     scripted.batches.clear()
