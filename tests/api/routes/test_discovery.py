@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from tests.api.scripted_models import Able, Everything, Judge, Labeller, serve_as
-from tests.api.serving import post, serving
+from tests.api.serving import serving
 from tests.tables import each
 
 
@@ -38,17 +38,6 @@ async def test_xinference_s_and_voyage_s_clients_find_the_message_under_detail(c
 
 async def test_weaviate_is_told_the_name_of_the_default_model(client, config):
     assert (await client.get("/meta")).json()["model"] == config.models[0]
-
-
-async def test_voyage_s_clients_find_the_ranking_under_data_where_they_ask_and_others_as_before(client, service):
-    serve_as(service, Able())
-    body = {"query": "hello w1", "documents": ["w2", "hello w1", "w1"]}
-    answer, other = await post(client, "/v1/rerank", **body), await post(client, "/rerank", **body)
-    assert answer["data"] == [{name: each[name] for name in ("index", "relevance_score")} for each in answer["results"]]
-    assert [each["index"] for each in answer["data"]] == [1, 2, 0]
-    assert (other["results"], set(answer) - set(other)) == (answer["results"], {"data"})
-    with_documents = await post(client, "/v1/rerank", **body, return_documents=True)
-    assert [each["document"] for each in with_documents["data"]] == ["hello w1", "w1", "w2"]
 
 
 async def test_a_doubled_version_is_answered_and_logged_once(client, caplog):
