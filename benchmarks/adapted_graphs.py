@@ -26,7 +26,7 @@ from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Adapter, Batch, Embed, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Adapter, Batch, Embed, PoolingRequest, RenderedPrompt, RunnerParams
 
 SHAPES = ((1, 16), (1, 64), (8, 32), (16, 128))
 """Rows and tokens of batches."""
@@ -47,9 +47,7 @@ def runner_of(folder: str, dtype: Any) -> Any:
     base = None if folder == MODEL_PATH else MODEL_PATH
     config = ModelConfig(device="cpu", backend="openvino", dtype=dtype, cache_dir="", adapter_base=base)
     found = read_model_folder(locate_model(folder, config))
-    runner: Any = CpuModel(found, config, Offload(), load_by_torch, load_to_convert).open()
-    runner.prepare(None)
-    return runner
+    return CpuModel(found, config, Offload(), load_by_torch, load_to_convert).open()(RunnerParams())
 
 
 def batch_of(rows: int, tokens: int, adapter: Adapter | None = None) -> Batch:

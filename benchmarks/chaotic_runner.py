@@ -3,7 +3,6 @@
 import os
 import random
 import time
-from typing import Any
 
 from attrs import define, field
 
@@ -11,7 +10,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PooledBatch, Runner
+from trio_pool_serve.types import Batch, PooledBatch, Prepare, Runner, RunnerFacts
 
 RAISES, OUT_OF_MEMORY, WEDGES = 97, 98, 99
 """Token ids that mark a row, as its second: a batch with one fails or is held up. BERT leaves them unused."""
@@ -43,10 +42,17 @@ class ChaoticRunner:
             raise MemoryError("simulated")
         return self.runner.launch(batch)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.runner, name)
+    @property
+    def facts(self) -> RunnerFacts:
+        """The facts of ``runner``."""
+        return self.runner.facts
+
+    def return_memory(self) -> None:
+        """Free memory as ``runner`` does."""
+        self.runner.return_memory()
 
 
-def load_chaotic(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> ChaoticRunner:
+def load_chaotic(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Prepare:
     """Load the runner of a folder, to fail; engine processes import this by its name."""
-    return ChaoticRunner(load_transformer(folder, config, offload))
+    prepare = load_transformer(folder, config, offload)
+    return lambda params: ChaoticRunner(prepare(params))

@@ -26,7 +26,7 @@ from benchmarks.report import console, warn_if_busy
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
-from trio_pool_serve.models.loading.torch_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
@@ -52,6 +52,8 @@ from trio_pool_serve.types import (
     PoolingRequest,
     RenderedPrompt,
     Runner,
+    RunnerFacts,
+    RunnerParams,
     SparseEmbed,
     TokenClassify,
 )
@@ -174,7 +176,7 @@ def measure(architecture: str, kind: str, make: Callable[[], LoadedModel]) -> Ro
     loaded = make()
     loaded.backbone.model.eval()
     params = LoadingParams(device=torch.device("cpu"), dtype=torch.float32, pad_token_id=0, max_tokens=512)
-    by_torch = TransformerRunner(loaded, params, default_batch_tokens=2048)
+    by_torch = TransformerRunner(loaded, params, RunnerFacts(max_batch_tokens=2048, device="cpu"))
     about = {
         "architecture": architecture,
         "kind": kind,
@@ -199,8 +201,7 @@ def measure_minilm() -> list[Row]:
     """Return MiniLM's rows: in float32, and quantised."""
     rows = []
     exact = ModelConfig(device="cpu", dtype="float32", backend="torch")
-    by_torch = load_runner(read_model_folder(Path(MODEL_PATH), exact), exact, Offload())
-    by_torch.prepare(None)
+    by_torch = load_unfitted(read_model_folder(Path(MODEL_PATH), exact), exact, Offload())()
     backbone, params = by_torch.loaded.backbone, Embed(normalize=False)
     for name, settings in (
         ("OpenVINO", {"backend": "openvino", "dtype": "float32"}),
@@ -208,10 +209,11 @@ def measure_minilm() -> list[Row]:
     ):
         config = ModelConfig(device="cpu", cache_dir="", **settings)
         began = time.perf_counter()
-        runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())
-        runner.prepare(None)
+        runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())(RunnerParams())
         took = round(time.perf_counter() - began, 1)
-        cosine = runner.cosine_with_float32 or float(agreement(runner, by_torch, all_batches(backbone, 256)).min())
+        cosine = runner.facts.cosine_with_float32 or float(
+            agreement(runner, by_torch, all_batches(backbone, 256)).min()
+        )
         rows.append(
             Row(
                 architecture="BERT (all-MiniLM-L6-v2, real weights)",

@@ -28,7 +28,7 @@ from benchmarks.servers import ROOT
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest
+from trio_pool_serve.types import Batch, CopiedBatch, RunnerFacts
 
 MAX_BATCH_TOKENS = 16384
 """As on a GPU."""
@@ -63,19 +63,11 @@ class Cost:
 class InstantRunner:
     """Computes nothing: the vectors of a batch are the rows of one array that is there already."""
 
-    dimensions: int
-    embeds_width: int = 0
-    concurrent_launches: int = 1
-    cosine_with_float32: float | None = None
-    pads: bool = False
-    on_cpu: bool = False
-    has_own_threads: bool = False
-    background_launches: int = 0
-    probe_request: PoolingRequest | None = None
+    facts: RunnerFacts
     _vectors: npt.NDArray[np.float32] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._vectors = np.ones((MAX_BATCH_TOKENS, self.dimensions), np.float32)
+        self._vectors = np.ones((MAX_BATCH_TOKENS, self.facts.dimensions), np.float32)
 
     def launch(self, batch: Batch) -> CopiedBatch:
         """Return a vector for each row."""
@@ -84,18 +76,15 @@ class InstantRunner:
     def return_memory(self) -> None:
         """Do nothing."""
 
-    def prepare(self, wanted: int | None) -> int:
-        """Return the budget of a GPU's batches."""
-        return wanted or MAX_BATCH_TOKENS
 
-    def describe(self) -> str:
-        """Return one line."""
-        return "a runner that computes nothing"
+def instant(dimensions: int) -> InstantRunner:
+    """Return a runner with the token budget of a GPU."""
+    return InstantRunner(RunnerFacts(max_batch_tokens=MAX_BATCH_TOKENS, dimensions=dimensions, pads=False))
 
 
 async def measure(settings: Settings, rows: int) -> Cost:
     """Return the cost of one row in requests of ``rows``."""
-    server = DeviceServer(lambda: InstantRunner(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
+    server = DeviceServer(lambda: lambda _: instant(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "0.engine"
         listening = trio.socket.socket(trio.socket.AF_UNIX)

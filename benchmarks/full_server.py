@@ -16,7 +16,7 @@ from trio_pool_serve.cli import read_config, run
 from trio_pool_serve.server import contained_connection
 from trio_pool_serve.server.acceptor import Acceptor
 from trio_pool_serve.server.http_connection import HttpConnection
-from trio_pool_serve.types import Batch, CopiedBatch
+from trio_pool_serve.types import Batch, CopiedBatch, Prepare, RunnerFacts
 
 BATCH_S = 3.0
 
@@ -29,14 +29,12 @@ class SlowRunner(InstantRunner):
         time.sleep(BATCH_S)
         return super().launch(batch)
 
-    def prepare(self, wanted: int | None) -> int:
-        """Return a budget that many batches are made by."""
-        return wanted or 4096
 
-
-def load_slow(*_: Any) -> SlowRunner:
-    """Return the runner; engine processes import this by its name."""
-    return SlowRunner(384)
+def load_slow(*_: Any) -> Prepare:
+    """Load the runner, with a budget that many batches are made by; engine processes import this by its name."""
+    return lambda params: SlowRunner(
+        RunnerFacts(max_batch_tokens=params.max_batch_tokens or 4096, dimensions=384, pads=False)
+    )
 
 
 def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:

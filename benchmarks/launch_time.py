@@ -16,7 +16,7 @@ from typing import Any
 import cyclopts
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from cyclopts import Parameter
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from benchmarks.rounds import Rounds
 from benchmarks.segment_attention import ONE_BY_ONE
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.models.loading.torch_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.forward_pass import Compute
@@ -68,8 +68,7 @@ class NoGraphs:
 def make_runner(folder: Path) -> tuple[TransformerRunner, dict[str, Compute]]:
     """Load a model, and return it with the ways to compute it."""
     config = ModelConfig(device="cpu", dtype="float32", backend="torch")
-    runner = load_runner(read_model_folder(folder, config), config, Offload())
-    runner.choose_computation()
+    runner = load_unfitted(read_model_folder(folder, config), config, Offload())()
     packed = PackedBackbone(runner.loaded.backbone, ONE_BY_ONE, runner.params.pad_token_id)
     graphed = GraphedBackbone(packed, NoGraphs(), runner.params.device)
     parameters = 86_000_000  # of BERT-base, without its embeddings
@@ -113,8 +112,8 @@ def main(settings: Settings = Settings()) -> None:
                 batch = batch_of(rows, tokens)
                 for name, compute in ways.items():
                     if name == "graphed" or rows == 1:
-                        runner.compute = compute
-                        rounds.add((name, rows, tokens), measure(runner, batch, settings.repeats))
+                        computing = evolve(runner, compute=compute)
+                        rounds.add((name, rows, tokens), measure(computing, batch, settings.repeats))
     table = [
         [name, f"{rows} × {tokens}", f"{rounds.median((name, rows, tokens), 'launch_ms'):.2f}"]
         for name, rows, tokens in rounds.results

@@ -175,15 +175,15 @@ class Model:
         from trio_pool_serve.models.loading.runner_loader import load_transformer
         from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
         from trio_pool_serve.threads.offload import Offload
+        from trio_pool_serve.types import RunnerParams
 
         config = read_config(self.arguments)
         loading, threads = config.sources[0].loading, replicas_of(config)
         folder = read_model_folder(Path(config.models[0]), loading)
         renderer = text_renderer_of(folder, load_tokenizer(folder, trust_remote_code=False), workers=1)
         # As in a server, but for the thread that waits for copies: there is no event loop to keep free.
-        runner = load_transformer(folder, loading, Offload(launch=threads, in_threads=False))
-        runner.prepare(config.scheduling.wanted_batch_tokens)
-        return renderer, runner
+        prepare = load_transformer(folder, loading, Offload(launch=threads, in_threads=False))
+        return renderer, prepare(RunnerParams(config.scheduling.wanted_batch_tokens))
 
 
 def _as_async(compute: Callable[[Any], np.ndarray]) -> Compute:

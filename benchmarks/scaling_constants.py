@@ -26,7 +26,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from benchmarks.answers import embeddings_body
-from benchmarks.engine_rows import InstantRunner
+from benchmarks.engine_rows import instant
 from benchmarks.load import LoadJob, run_load
 from benchmarks.model import MODEL_PATH, Texts
 from benchmarks.report import RESULTS, Report, open_steps, print_table
@@ -40,7 +40,7 @@ from trio_pool_serve.engine.remote.wire import ToEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt, RunnerParams
 
 ANSWERED = "trio_pool_serve_requests_total"
 
@@ -92,8 +92,7 @@ def measure_batches(repeats: int) -> list[float]:
     from trio_pool_serve.models.loading.runner_loader import load_transformer
 
     config = ModelConfig()
-    runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())
-    runner.prepare(None)
+    runner = load_transformer(read_model_folder(Path(MODEL_PATH), config), config, Offload())(RunnerParams())
     random = np.random.default_rng(0)
     shapes = [random.integers(1000, 20000, shape, np.int32) for shape in SHAPES]
     batches = [Batch(tuple([PoolingRequest(RenderedPrompt(row)) for row in rows])) for rows in shapes]
@@ -151,7 +150,7 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         spent[name] = (time.thread_time() - began) / (trio.current_time() - began_at) / links
 
     async def serve(path: Path) -> None:
-        server = DeviceServer(lambda: InstantRunner(384), Offload(launch=1), Metrics().of_engine("m"))
+        server = DeviceServer(lambda: lambda _: instant(384), Offload(launch=1), Metrics().of_engine("m"))
 
         async def serve_one(stream: trio.SocketStream) -> None:
             framed: FramedStream[ToEngine] = FramedStream(stream, ToEngine)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 from attrs import define, field
 
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.types import (
     Batch,
     Classify,
+    ComputedBy,
     CopiedBatch,
     Embed,
     EmbedChunks,
@@ -23,6 +23,8 @@ from trio_pool_serve.types import (
     PoolingParams,
     PoolingRequest,
     RenderedPrompt,
+    RunnerFacts,
+    RunnerParams,
     SparseEmbed,
     SparseLookup,
     SparseVector,
@@ -33,12 +35,9 @@ from trio_pool_serve.types import (
 )
 
 
-def described(fingerprint: str, dtype: str = "float32") -> RunnerDescription:
-    """Return what a scripted runner says of a model whose weights have that fingerprint."""
-    return RunnerDescription(
-        model_type="scripted", parameters=0, weight_bytes=0, dtype=dtype, requested_dtype="auto", device="cpu",
-        heads="", dimensions=8, max_tokens=64, backend="torch", computation=("by a script",), fingerprint=fingerprint,
-    )  # fmt: skip
+def computed_by(fingerprint: str, dtype: str = "float32") -> ComputedBy:
+    """Return what computes a scripted model whose weights have that fingerprint."""
+    return ComputedBy(fingerprint, dtype, "torch")
 
 
 def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
@@ -52,7 +51,8 @@ def scripted_vector(token_ids: TokenIds, dimensions: int) -> Vectors:
 class ScriptedRunner:
     """Computes ``scripted_vector`` and the like; ``on_launch`` may block, raise, or return another handle.
 
-    ``batches`` are the launched ones, in order. Clear ``gate`` to make launches wait.
+    ``batches`` are the launched ones, in order. Clear ``gate`` to make launches wait. Loaders may return it: called, it
+    is prepared.
     """
 
     dimensions: int = 8
@@ -61,15 +61,17 @@ class ScriptedRunner:
     embeds_width: int = 0
     cosine_with_float32: float | None = None
     pads: bool = True
-    on_cpu: bool = False
+    device: str = "scripted"
+    model_type: str = "scripted"
     concurrent_launches: int = 1
     has_own_threads: bool = False
     background_launches: int = 0
     takes_adapters: bool = True
     probe_request: PoolingRequest | None = None
-    description: RunnerDescription | None = None
+    computed_by: ComputedBy = field(factory=ComputedBy)
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     on_prepare: Callable[[], object] | None = None
+    max_batch_tokens: int | None = field(default=None, init=False)
     batches: list[Batch] = field(factory=list, init=False)
     launching: threading.Event = field(factory=threading.Event, init=False)
     """Set once the first launch has begun."""
@@ -82,10 +84,29 @@ class ScriptedRunner:
     def return_memory(self) -> None:
         """Do nothing."""
 
-    def prepare(self, wanted: int | None) -> int:
+    def __call__(self, params: RunnerParams) -> "ScriptedRunner":
         if self.on_prepare is not None:
             self.on_prepare()
-        return wanted or self.default_batch_tokens
+        self.max_batch_tokens = params.max_batch_tokens or self.default_batch_tokens
+        return self
+
+    @property
+    def facts(self) -> RunnerFacts:
+        return RunnerFacts(
+            max_batch_tokens=self.max_batch_tokens or self.default_batch_tokens,
+            concurrent_launches=self.concurrent_launches,
+            background_launches=self.background_launches,
+            has_own_threads=self.has_own_threads,
+            pads=self.pads,
+            takes_adapters=self.takes_adapters,
+            probe_request=self.probe_request,
+            dimensions=self.dimensions,
+            embeds_width=self.embeds_width,
+            cosine_with_float32=self.cosine_with_float32,
+            computed_by=self.computed_by,
+            device=self.device,
+            model_type=self.model_type,
+        )
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch, or return the script's handle. Raises what the script raises."""
@@ -121,10 +142,6 @@ class ScriptedRunner:
             case MaxSim(query=query):
                 return np.array([np.isin(query[:, 1], kept).sum()], dtype=np.float32)  # of its tokens, those here too
         raise TypeError(f"There is no scripted answer to {param}.")
-
-    def describe(self) -> str:
-        """Return one line for the log."""
-        return "scripted runner"
 
     @property
     def rows(self) -> list[int]:

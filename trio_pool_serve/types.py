@@ -9,7 +9,7 @@ attrs instance with as many fields 0.8 to 1.7 µs.
 """
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -291,8 +291,76 @@ class CopiedBatch:
         yield  # makes this a generator, as ``await`` requires
 
 
+class ComputedBy(NamedTuple):
+    """What computes a model's outputs; empty if unknown. If engines differ, their values are joined by ``", "``."""
+
+    fingerprint: str = ""
+    dtype: str = ""
+    backend: str = ""
+
+
+@frozen(kw_only=True)
+class RunnerFacts:
+    """A loaded model and how its batches are computed; as text, a line for the log.
+
+    Of a model in another process, only the fields that ``Hello`` has are known; the others have their defaults.
+    """
+
+    max_batch_tokens: int
+    """The token budget of a batch, which may have been reduced to fit into memory."""
+    concurrent_launches: int = 1
+    """Number of threads that may call ``launch`` at a time; with ``has_own_threads`` one more may."""
+    background_launches: int = 0
+    """Number of additional threads that may launch planned batches, computed at idle priority."""
+    has_own_threads: bool = False
+    """Whether forward passes run in other threads than the launching ones, without the interpreter lock."""
+    pads: bool = True
+    """Whether padding is computed. If not, a batch's duration and memory depend only on its tokens."""
+    takes_adapters: bool = False
+    probe_request: PoolingRequest | None = None
+    """A row of a few tokens that the model can compute; ``None`` if none is known."""
+    dimensions: int = 0
+    """Length of the vectors before truncation; 0 if the model has no vectors."""
+    embeds_width: int = 0
+    """Width of token embeddings in place of ids; 0 if they are not accepted."""
+    cosine_with_float32: float | None = None
+    """Mean cosine of a quantised model's vectors with float32, over some texts; ``None`` for other models."""
+    computed_by: ComputedBy = field(factory=ComputedBy)
+    requested_dtype: str = "auto"
+    why_float32: str = ""
+    """Why float32 computes it where ``auto`` would choose another dtype; empty if it does not."""
+    device: str = ""
+    model_type: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
+    """Bytes of all parameters, as torch loads them."""
+    max_tokens: int = 0
+    heads: str = ""
+    computation: tuple[str, ...] = ()
+    """How batches are computed and why so, in words, as ``heads`` are."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on this machine's cores, with up to ``torch.get_num_threads()`` threads."""
+        return self.device == "cpu"
+
+    def __str__(self) -> str:
+        dtype = self.computed_by.dtype
+        reason = "native bfloat16" if dtype == "bfloat16" else self.why_float32 or "no native bfloat16"
+        chosen = f" (auto: {reason})" if self.requested_dtype == "auto" else ""
+        dimensions = f", {self.dimensions} dimensions" if self.dimensions else ""
+        return (
+            f"{self.model_type}, {self.parameters / 1e6:.1f} M parameters, {dtype} on {self.device}{chosen}, "
+            f"{self.heads}{dimensions}, {self.max_tokens} tokens{''.join(f', {each}' for each in self.computation)}"
+        )
+
+
 class Runner(Protocol):
-    """Computes batches. Called by ``concurrent_launches`` threads at a time, with ``has_own_threads`` by one more."""
+    """Computes batches, in as many threads at a time as its facts allow."""
+
+    @property
+    def facts(self) -> RunnerFacts:
+        """The model and how its batches are computed; they never change."""
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Start the forward pass; return without waiting if the device is asynchronous.
@@ -302,57 +370,22 @@ class Runner(Protocol):
         ``AdapterError``, which all of its rows would raise.
         """
 
-    def describe(self) -> str:
-        """Return a line for the log: the model and how it is computed."""
-
-    @property
-    def dimensions(self) -> int:
-        """Length of the vectors before truncation; 0 if the model has no vectors."""
-
-    @property
-    def embeds_width(self) -> int:
-        """Width of token embeddings in place of ids; 0 if they are not accepted."""
-
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Choose how batches are computed; return their token budget, which memory may reduce.
-
-        Called once, before any launch. May block for minutes. Raises ``ModelLoadError``.
-        """
-
     def return_memory(self) -> None:
         """Free memory that is kept for later batches. Blocks for milliseconds; other threads may launch meanwhile."""
 
-    @property
-    def probe_request(self) -> PoolingRequest | None:
-        """A row of a few tokens that the model can compute; ``None`` if there is none."""
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether it computes on this machine's cores, with up to ``torch.get_num_threads()`` threads."""
+@frozen
+class RunnerParams:
+    """Settings of the server for all runners; by default, they have the token budget of their model and device."""
 
-    @property
-    def has_own_threads(self) -> bool:
-        """Whether forward passes run in other threads than the launching ones, without the interpreter lock."""
+    max_batch_tokens: int | None = None
+    takes_embeds: bool = False
 
-    @property
-    def concurrent_launches(self) -> int:
-        """Number of threads that may call ``launch`` at a time."""
 
-    @property
-    def background_launches(self) -> int:
-        """Number of additional threads that may launch planned batches, computed at idle priority; may be 0."""
+Prepare: TypeAlias = Callable[[RunnerParams], Runner]
+"""The second step of loading, after all models of a start have done the first: decides how batches are computed.
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether it computes rows that have an adapter."""
-
-    @property
-    def cosine_with_float32(self) -> float | None:
-        """Mean cosine of a quantised model's vectors with float32, over some texts; ``None`` for other models."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether padding is computed. If not, a batch's duration and memory depend only on its tokens."""
+Called once. May block for minutes. Raises ``ModelLoadError``."""
 
 
 class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
@@ -365,11 +398,3 @@ class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
     queue_s: float
     forward_s: float
     copy_s: float
-
-
-class ComputedBy(NamedTuple):
-    """What computes a model's outputs; empty if unknown. If engines differ, their values are joined by ``", "``."""
-
-    fingerprint: str = ""
-    dtype: str = ""
-    backend: str = ""

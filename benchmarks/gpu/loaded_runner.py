@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from benchmarks.gpu.settings import Settings
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import Config
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import Runner, RunnerParams
 
 
 def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
@@ -23,12 +24,9 @@ def runner_arguments(folder: Path, settings: Settings, *more: str) -> list[str]:
 
 
 def without_graphs(runner: TransformerRunner) -> TransformerRunner:
-    """Switch off a runner's CUDA graphs, before its ``prepare``; otherwise it computes as before."""
-    runner.choose_computation()
-    runner.capture = None
-    if isinstance(runner.compute, GraphedBackbone):
-        runner.compute = runner.compute.packed
-    return runner
+    """Return a runner that is not fitted yet without its CUDA graphs."""
+    compute = runner.compute.packed if isinstance(runner.compute, GraphedBackbone) else runner.compute
+    return evolve(runner, compute=compute, capture=None)
 
 
 @frozen(eq=False, kw_only=True)
@@ -38,8 +36,6 @@ class LoadedRunner:
     runner: Any
     offload: Offload
     config: Config
-    batch_tokens: int
-    """The token budget of a batch."""
 
     @classmethod
     async def load(
@@ -51,20 +47,25 @@ class LoadedRunner:
         loading = config.sources[0].loading
         folder = read_model_folder(Path(config.models[0]), loading)
 
-        def load() -> tuple[Runner, int]:
-            runner = load_transformer(folder, loading, offload)
-            if not graphs and isinstance(runner, TransformerRunner):
-                without_graphs(runner)
-            return runner, runner.prepare(config.scheduling.wanted_batch_tokens)
+        def load() -> Runner:
+            wanted = config.scheduling.wanted_batch_tokens
+            if graphs:
+                return load_transformer(folder, loading, offload)(RunnerParams(wanted))
+            return without_graphs(load_unfitted(folder, loading, offload)()).fitted(wanted)
 
-        runner, batch_tokens = load() if in_this_thread else await offload.run("launch", load)
-        return cls(runner=runner, offload=offload, config=config, batch_tokens=batch_tokens)
+        runner = load() if in_this_thread else await offload.run("launch", load)
+        return cls(runner=runner, offload=offload, config=config)
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether there is no GPU to look at."""
-        return self.runner.on_cpu
+        return bool(self.runner.facts.on_cpu)
+
+    @property
+    def batch_tokens(self) -> int:
+        """The token budget of a batch."""
+        return int(self.runner.facts.max_batch_tokens)
 
     def describe(self) -> dict[str, Any]:
         """Return what was loaded, for JSON."""
-        return {"model": self.runner.describe(), "batch_tokens": self.batch_tokens, "pads": self.runner.pads}
+        return {"model": str(self.runner.facts), "batch_tokens": self.batch_tokens, "pads": self.runner.facts.pads}

@@ -194,7 +194,7 @@ async def measure(loaded: LoadedRunner, snapshot: Path) -> None:
 
     runner = loaded.runner
     params = SparseEmbed() if SparseEmbed in runner.loaded.heads else Embed()
-    full = full_batches(loaded.batch_tokens, pads=runner.pads)
+    full = full_batches(loaded.batch_tokens, pads=runner.facts.pads)
     batches = {name: make_batch(lengths, [params]) for name, lengths in full.items()}
     too_large = set()
     for name, batch in batches.items():

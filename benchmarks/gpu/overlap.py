@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import trio
+from attrs import evolve
 
 from benchmarks.aim import Aim
 from benchmarks.gpu.loaded_runner import LoadedRunner, runner_arguments
@@ -142,22 +143,19 @@ async def measure(loaded: LoadedRunner, rounds: int, seconds: float) -> None:
     from benchmarks.gpu.batch_stream import BatchStream, SynchronousCopier
 
     runner = loaded.runner
-    copiers: dict[str, Any] = {SIDE: runner.copier, SYNCHRONOUS: SynchronousCopier()}
+    ways = {SIDE: loaded, SYNCHRONOUS: evolve(loaded, runner=evolve(runner, copier=SynchronousCopier()))}
     batches = _batches()
     for batch in batches.values():
         answers = []
         for way in WAYS:  # what is allocated on first use is there then
-            runner.copier = copiers[way]
-            rows = await BatchStream(loaded, batch).run_once()
+            rows = await BatchStream(ways[way], batch).run_once()
             answers.append(np.array([value for (value,) in rows]))
         np.testing.assert_allclose(answers[0], answers[1], rtol=0, atol=DIFFERENCE)
     measured = Rounds[tuple[str, str]]()
     for number in range(rounds):
         for output, batch in batches.items():
             for way in WAYS if number % 2 else reversed(WAYS):
-                runner.copier = copiers[way]
-                measured.add((output, way), await BatchStream(loaded, batch).run(seconds))
-    runner.copier = copiers[SIDE]
+                measured.add((output, way), await BatchStream(ways[way], batch).run(seconds))
     send_finding(
         {
             "ratios": {

@@ -35,7 +35,7 @@ from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.runner import cpu_features
 from trio_pool_serve.runner.cpu_features import has_native_bfloat16
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Vectors
+from trio_pool_serve.types import RunnerParams, Vectors
 
 TEXTS = ["A nursery owns its tasks.", "An event loop that is blocked serves nobody.", "Yes", "größer, 東京 🙂"]
 
@@ -203,7 +203,7 @@ def convert_all(folders: Iterable[Path], cache: Path, flags: Collection[str]) ->
     for folder in folders:
         model = read_model_folder(folder, config)
         if not model.reads_images and not model.kind.open_runner:
-            CpuModel(model, config, Offload(launch=2), load_by_torch, load_to_convert).open().prepare(None)
+            CpuModel(model, config, Offload(launch=2), load_by_torch, load_to_convert).open()(RunnerParams())
 
 
 def kept_by_both(ours: Numbers, expected: Numbers) -> tuple[Numbers, Numbers]:

@@ -33,7 +33,7 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, CopiedBatch, Embed, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, CopiedBatch, PoolingRequest, RenderedPrompt
 
 pytestmark = pytest.mark.unit
 
@@ -235,7 +235,7 @@ async def test_before_the_model_is_loaded_and_has_computed_a_row_work_is_refused
         await engine.wait_ready()
         assert [batch.requests for batch in runner.batches] == [(PROBE,)]
         assert engine.statistics().state == "ready"
-        assert (engine.facts.dimensions, engine.facts.probe) == (8, ([5, 6], Embed.wire_name))
+        assert (engine.facts.dimensions, engine.facts.probe_request) == (8, PROBE)
         nursery.cancel_scope.cancel()
     assert engine.statistics().state == "dead"
 

@@ -30,12 +30,21 @@ from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.renderer_loading import renderer_of
 from trio_pool_serve.models.loading.runner_loader import load_by_torch, load_transformer
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
-from trio_pool_serve.models.loading.torch_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.prompts import InputType, RenderingParams, TextPrompt
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PooledValue, PoolingParams, PoolingRequest, RenderedPrompt, Vectors
+from trio_pool_serve.types import (
+    Batch,
+    Embed,
+    PooledValue,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    RunnerParams,
+    Vectors,
+)
 
 TEXTS = (
     "A nursery owns its tasks.",
@@ -636,26 +645,23 @@ LAYOUTS: Mapping[str, Callable[[Path], Path]] = {
 # -- serving them ---------------------------------------------------------------------------------------
 
 
-def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload) -> Any:
-    """Load a runner, and have it choose how it computes; a model is converted in this process."""
+def loaded_runner(folder: ModelFolder, config: ModelConfig, offload: Offload, *, takes_embeds: bool = False) -> Any:
+    """Load a runner that has chosen how it computes; a model is converted in this process."""
+    params = RunnerParams(takes_embeds=takes_embeds)
     if folder.kind.open_runner:
-        return load_transformer(folder, config, offload)
+        return load_transformer(folder, config, offload)(params)
     on_cpu = torch_loading.resolve_device(config.device).type == "cpu"  # not on the simulated GPU
     if config.backend in ("auto", "openvino") and on_cpu:
         from trio_pool_serve.models.loading.conversion_process import load_to_convert  # needs OpenVINO
 
-        runner: Any = CpuModel(folder, config, offload, load_by_torch, load_to_convert).open()
-        runner.prepare(None)
-        return getattr(runner, "runner", runner)
-    runner = load_runner(folder, config, offload)
-    runner.choose_computation()
-    return runner
+        return CpuModel(folder, config, offload, load_by_torch, load_to_convert).open()(params)
+    return load_unfitted(folder, config, offload)()
 
 
-def load(path: Path, **options: Any) -> Any:
+def load(path: Path, *, takes_embeds: bool = False, **options: Any) -> Any:
     """Load a folder's runner as the service does."""
     config = ModelConfig(device="cpu", **BY_TORCH | options)
-    return loaded_runner(open_model_folder(str(path), config), config, Offload())
+    return loaded_runner(open_model_folder(str(path), config), config, Offload(), takes_embeds=takes_embeds)
 
 
 @define(eq=False)
@@ -681,7 +687,7 @@ class ServedModel:
         self.folder = open_model_folder(str(self.path), config)
         self.runner = loaded_runner(self.folder, config, self.offload)
         if not graphs:
-            without_graphs(self.runner)
+            self.runner = without_graphs(self.runner)
         self.renderer = renderer_of(self.folder, load_tokenizer(self.folder), self.offload, workers=1)
 
     async def requests(

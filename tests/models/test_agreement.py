@@ -95,7 +95,7 @@ async def embedding(path: Path, write: Callable[..., Path], **for_oracle: object
     ours, theirs, texts = ServedModel(write(path)), reference(oracle), list(TEXTS)
     requests = await ours.requests(TEXTS) + await ours.requests(TEXTS, instruction=ours.folder.prompts["query"])
     expected = np.concatenate([theirs.encode(texts), theirs.encode(texts, prompt_name="query")])
-    assert f"{ours.runner.dimensions} dimensions" in ours.runner.describe()
+    assert f"{ours.runner.facts.dimensions} dimensions" in str(ours.runner.facts)
     return Agreement(ours, requests, expected, most_alike=0.99)
 
 
@@ -327,11 +327,11 @@ async def test_values_are_the_oracle_s_alone_and_in_any_batch(
         unit = found.expected / np.linalg.norm(found.expected, axis=1, keepdims=True)
         cosines = np.triu(unit @ unit.T, 1)
         assert cosines[: len(TEXTS), : len(TEXTS)].max() < found.most_alike
-    described = found.ours.runner.describe()
+    described = str(found.ours.runner.facts)
     assert found.ours.folder.model_type in described
     assert "float32 on cpu" in described
     if case[0] in ("embed", "token_embed"):
-        assert found.ours.runner.dimensions == found.expected[0].shape[-1]
+        assert found.ours.runner.facts.dimensions == found.expected[0].shape[-1]
     if len(case) > 2:
         record_agreement(case[1], case[0], case[2], max(differences))
     if found.scores is not None:
@@ -368,7 +368,7 @@ async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
 ):
     found = await vision_language(tmp_path / "model", name, Embed())
     runner, whole = found.ours.runner, len(found.requests)
-    assert isinstance(embeds_format_of(found.ours.folder, runner.embeds_width, enabled=True), EmbedsFormat)
+    assert isinstance(embeds_format_of(found.ours.folder, runner.facts.embeds_width, enabled=True), EmbedsFormat)
     texts = [row for row, request in enumerate(found.requests) if request.prompt.images is None]
     assert 0 < len(texts) < whole
     ids = [torch.from_numpy(found.requests[row].prompt.token_ids.astype(np.int64)) for row in texts]

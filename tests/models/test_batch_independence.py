@@ -52,7 +52,7 @@ async def test_a_family_that_does_not_mask_padding_is_computed_in_rows_of_one_le
     tmp_path: Path, name: str, dtype: Any
 ):
     served = ServedModel(write_family(tmp_path / name, name), dtype=dtype)
-    assert ONE_LENGTH in served.runner.describe()
+    assert ONE_LENGTH in str(served.runner.facts)
     assert await furthest(served) <= BOUNDS[dtype]
 
 
@@ -63,7 +63,7 @@ async def test_so_it_is_by_openvino(tmp_path: Path, name: str):
     for _ in range(2):  # the second start reads what the first one found
         settings = {"backend": "openvino", "cache_dir": str(tmp_path / "cache")}
         served = ServedModel(folder, settings=settings)
-        assert ONE_LENGTH in served.runner.describe()
+        assert ONE_LENGTH in str(served.runner.facts)
         assert await furthest(served) <= BOUNDS["float32"]
 
 
@@ -76,7 +76,7 @@ async def test_the_model_s_own_weights_decide(tmp_path: Path, name: str):
         lambda weights: weights["embeddings.word_embeddings.weight"][0].fill_(0.0 if name == "mobilebert" else 9.0),
     )
     served = ServedModel(folder)
-    assert ONE_LENGTH not in served.runner.describe()
+    assert ONE_LENGTH not in str(served.runner.facts)
     assert await furthest(served) <= BOUNDS["float32"]
 
 
@@ -86,7 +86,7 @@ def test_rounding_beyond_the_bound_is_not_taken_for_unmasked_padding(
 ):
     """As in models of many layers."""
     monkeypatch.setattr(probe, "ROUNDING", dict.fromkeys(probe.ROUNDING, -1.0))
-    described = ServedModel(write_family(tmp_path / name, name)).runner.describe()
+    described = str(ServedModel(write_family(tmp_path / name, name)).runner.facts)
     assert (ONE_LENGTH not in described) == rounds_only
 
 

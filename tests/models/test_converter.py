@@ -26,7 +26,7 @@ from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, RunnerParams
 
 pytest.importorskip("openvino")
 
@@ -67,13 +67,12 @@ def test_a_model_converted_in_a_process_gives_what_torch_gives(model: Path):
         processes.append(child._process.process)
         return child
 
-    runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, make).open()
-    runner.prepare(None)
+    runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, make).open()(RunnerParams())
     assert processes[0].returncode is not None, "its memory is returned"
     batch = Batch((PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),)),))
     ((ours,),), ((expected,),) = runner.launch(batch).rows, load(model, **EXACTLY).launch(batch).rows
     assert np.allclose(ours, expected, atol=3e-5)
-    assert runner.describe().endswith("by OpenVINO")
+    assert str(runner.facts).endswith("by OpenVINO")
 
 
 @pytest.fixture
@@ -170,11 +169,9 @@ def test_torch_computes_a_model_whose_conversion_crashes(model: Path, plugin: Ca
 
     def load_with(backend: str) -> Any:
         config = ModelConfig(device="cpu", backend=backend, **EXACTLY)
-        runner = CpuModel(read_model_folder(model), config, Offload(), load_by_torch, crashing).open()
-        runner.prepare(None)
-        return runner
+        return CpuModel(read_model_folder(model), config, Offload(), load_by_torch, crashing).open()(RunnerParams())
 
-    assert "The process that converts the model was ended by signal 8" in load_with("auto").describe()
+    assert "The process that converts the model was ended by signal 8" in str(load_with("auto").facts)
     with pytest.raises(ModelLoadError, match=r"--backend openvino: .* was ended by signal 8"):
         load_with("openvino")
 

@@ -64,7 +64,7 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 
 async def test_embeddings_in_place_of_ids_agree_alone_and_in_mixed_batches(pair: Pair):
     """The ids beside the embeddings are zeros."""
-    assert pair.ours.runner.embeds_width == pair.embeds[0].prompt.embeds.shape[1]
+    assert pair.ours.runner.facts.embeds_width == pair.embeds[0].prompt.embeds.shape[1]
     launch = pair.ours.runner.launch
     alone = [(await launch(Batch((request,))))[0][0] for request in pair.embeds]
     together = [vector for (vector,) in await launch(Batch(tuple(pair.embeds)))]
@@ -103,13 +103,13 @@ async def test_classes_of_embeddings_are_those_of_the_text(name: str, head: str,
 @pytest.mark.parametrize("write", [pylate_bert, splade_max, clip, siglip, siglip2_naflex, colqwen2, colpali])
 def test_models_that_look_at_the_tokens_themselves_say_that_they_do(tmp_path: Path, write: Any):
     ours = ServedModel(write(tmp_path / "model"))
-    asked = embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True)
+    asked = embeds_format_of(ours.folder, ours.runner.facts.embeds_width, enabled=True)
     assert isinstance(asked, str)
     assert "requires token ids" in asked
 
 
 def test_a_forward_pass_without_such_an_argument_says_so(minilm: Path):
     ours = ServedModel(minilm)
-    assert embeds_format_of(ours.folder, ours.runner.embeds_width, enabled=True) == EmbedsFormat(384, 256)
+    assert embeds_format_of(ours.folder, ours.runner.facts.embeds_width, enabled=True) == EmbedsFormat(384, 256)
     assert "not accept token embeddings" in str(embeds_format_of(ours.folder, 0, enabled=True))
     assert "--enable-prompt-embeds" in str(embeds_format_of(ours.folder, 384, enabled=False))

@@ -128,13 +128,13 @@ async def test_an_exported_file_gives_what_torch_gives_with_and_without_weights_
     by_torch = ServedModel(folder)
     export(folder, file, kind, more)
     compared = ServedModel(folder, settings=EXACT)
-    assert compared.runner.describe().endswith(f"by OpenVINO from {file}")
+    assert str(compared.runner.facts).endswith(f"by OpenVINO from {file}")
     await assert_same(compared, by_torch, *kinds)
     (folder / "model.safetensors").unlink()
     alone = ServedModel(folder, settings=EXACT)
-    assert alone.runner.describe().endswith(f"by OpenVINO from {file}, not compared with torch")
+    assert str(alone.runner.facts).endswith(f"by OpenVINO from {file}, not compared with torch")
     assert "as the folder contains no weights for torch" in caplog.text
-    assert alone.runner.dimensions == compared.runner.dimensions
+    assert alone.runner.facts.dimensions == compared.runner.facts.dimensions
     await assert_same(alone, by_torch, *kinds)
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_does_not_agree_is_not_taken_and_the_log_says_why(
     folder = write_family(tmp_path / "bert", "bert")
     spoil(folder)
     served = ServedModel(folder, settings=EXACT)
-    assert served.runner.describe().endswith("by OpenVINO")
+    assert str(served.runner.facts).endswith("by OpenVINO")
     assert f"not from {OPENVINO}: {reason}" in caplog.text
     assert served.runner.model.origin in caplog.text
 
@@ -215,7 +215,7 @@ async def test_rows_of_a_file_that_does_not_mask_padding_are_computed_with_rows_
     export(folder, OPENVINO, reads_mask=False)
     (folder / "model.safetensors").unlink()
     served = ServedModel(folder, settings=EXACT)
-    assert ONE_LENGTH in served.runner.describe()
+    assert ONE_LENGTH in str(served.runner.facts)
     assert max(map(difference, await served.embed(texts), expected)) < TOLERANCE
 
 
@@ -236,8 +236,8 @@ async def test_int8_without_weights_for_torch_is_computed_from_the_file_in_int8(
     ov.save_model(graph, folder / "openvino" / "openvino_model_qint8_quantized.xml")
     (folder / "model.safetensors").unlink()
     ours = ServedModel(folder, dtype="int8", settings=EXACT)
-    assert "int8 on cpu" in ours.runner.describe()
-    assert "openvino_model_qint8_quantized.xml" in ours.runner.describe()
+    assert "int8 on cpu" in str(ours.runner.facts)
+    assert "openvino_model_qint8_quantized.xml" in str(ours.runner.facts)
     expected = await by_torch.compute([TextPrompt(text) for text in TEXTS], Embed())
     computed = await ours.compute([TextPrompt(text) for text in TEXTS], Embed())
     differences = [difference(*pair) for pair in zip(computed, expected, strict=True)]
@@ -251,14 +251,14 @@ def test_an_exported_file_that_is_replaced_is_converted_anew(tmp_path: Path):
     weights = (folder / "model.safetensors").read_bytes()
     export(folder, OPENVINO)
     (folder / "model.safetensors").unlink()
-    first, second = [ServedModel(folder, settings=settings).runner.description.fingerprint for _ in range(2)]
+    first, second = [ServedModel(folder, settings=settings).runner.facts.computed_by.fingerprint for _ in range(2)]
     assert len([*(tmp_path / "cache").glob("*/record.json")]) == 1
     assert first == second
     (folder / "model.safetensors").write_bytes(weights)
     write_other_weights(folder)
     export(folder, OPENVINO)
     (folder / "model.safetensors").unlink()
-    assert ServedModel(folder, settings=settings).runner.description.fingerprint != first
+    assert ServedModel(folder, settings=settings).runner.facts.computed_by.fingerprint != first
     assert len([*(tmp_path / "cache").glob("*/record.json")]) == 2
 
 
@@ -276,6 +276,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
+from trio_pool_serve.types import RunnerParams
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt
 
@@ -283,12 +284,11 @@ logging.basicConfig(level=logging.INFO)
 path, cache, backend = sys.argv[1:]
 config = ModelConfig(device="cpu", dtype="float32", cache_dir=cache, backend=backend)
 try:
-    runner = load_transformer(read_model_folder(Path(path), config), config, Offload())
-    runner.prepare(None)
+    runner = load_transformer(read_model_folder(Path(path), config), config, Offload())(RunnerParams())
 except ModelLoadError as error:
     sys.exit(str(error))
 rows = Batch((PoolingRequest(RenderedPrompt(np.array([2, 9, 8, 7, 3], np.int32)), (Embed(),)),))
-print(runner.describe())
+print(runner.facts)
 print(runner.launch(rows).rows[0][0].tolist())
 """
 

@@ -332,7 +332,7 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Gemma2ForCausalLM"])
 def test_rounding_is_not_taken_for_scaling(name: str, tmp_path: Path):
     served = ServedModel(write_reranker(tmp_path / "model", name, FLAT), dtype="bfloat16")
-    assert "scores from the logits of 2 tokens, 400 tokens" in served.runner.describe()
+    assert "scores from the logits of 2 tokens, 400 tokens" in str(served.runner.facts)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_settings_that_a_model_cannot_have_are_refused_before_others_are_convert
 ):
     folder = read_model_folder(clip(tmp_path / "clip"))
     with pytest.raises(ModelLoadError, match=re.escape(said)):
-        load_transformer(folder, ModelConfig(device="cpu", **settings), Offload())  # without ``prepare``
+        load_transformer(folder, ModelConfig(device="cpu", **settings), Offload())  # without preparing it
 
 
 def test_weights_of_eight_bits_are_not_looked_at():
@@ -382,8 +382,8 @@ async def test_any_padding_token_will_do(bert: Path, pad_token_id: object):
 
 def test_the_description_names_all_pooling_types_and_labels(bert: Path, tmp_path: Path):
     write_modules(bert, [legacy_pooling("cls_token", "mean_tokens")])
-    assert "cls+mean pooling, 64 dimensions, 48 tokens" in load(bert).describe()
-    assert "3 labels for each input" in load(write_classifier(tmp_path / "model", "bert", num_labels=3)).describe()
+    assert "cls+mean pooling, 64 dimensions, 48 tokens" in str(load(bert).facts)
+    assert "3 labels for each input" in str(load(write_classifier(tmp_path / "model", "bert", num_labels=3)).facts)
 
 
 def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
@@ -395,7 +395,7 @@ def test_each_kind_has_the_heads_that_it_can_be_asked_for(tmp_path: Path):
 
 def test_batches_of_a_vocabulary_s_width_are_smaller(tmp_path: Path):
     path, wide = splade_max(tmp_path / "splade"), 200_000
-    assert load(path).default_batch_tokens == 2048
+    assert load(path).facts.max_batch_tokens == 2048
     changed(vocab_size=wide)(path / "config.json")
     vocabulary = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias", "cls.predictions.decoder.bias"}
 
@@ -406,4 +406,4 @@ def test_batches_of_a_vocabulary_s_width_are_smaller(tmp_path: Path):
             weights[name][: len(old)] = old
 
     edit_weights(path / WEIGHTS, widen)
-    assert load(path, dtype="float32").default_batch_tokens == 2**30 // (4 * wide) == 1342
+    assert load(path, dtype="float32").facts.max_batch_tokens == 2**30 // (4 * wide) == 1342

@@ -26,6 +26,7 @@ from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch, load_transformer
 from trio_pool_serve.runner.openvino.converted_model import GRAPH
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import RunnerParams
 
 
 def mapped_from(folder: Path) -> set[str]:
@@ -86,7 +87,7 @@ def test_no_file_of_a_model_is_mapped_once_it_is_loaded(
 ):
     """Whichever library computes, and whatever the weights are stored in."""
     runner = load(write(tmp_path / "model"), **{"cache_dir": str(tmp_path / "cache"), "dtype": "float32"} | settings)
-    assert runner.description is not None
+    assert runner.facts.computed_by.fingerprint
     assert mapped_from(tmp_path / "model") == set()
 
 
@@ -104,16 +105,16 @@ def test_weights_that_are_replaced_after_the_folder_was_read_are_refused(write: 
     folder = read_model_folder(path, config)
     replace_weights(path)
     with pytest.raises(ModelLoadError, match=CHANGED):
-        load_transformer(folder, config, Offload()).prepare(None)
+        load_transformer(folder, config, Offload())(RunnerParams())
 
 
 def test_weights_that_are_replaced_once_they_were_loaded_are_not_those_of_the_fingerprint(tmp_path: Path):
     """The fingerprint is computed last."""
     path, config = bert(tmp_path / "model"), ModelConfig(device="cpu", cache_dir="", **BY_TORCH)
-    runner = load_transformer(read_model_folder(path, config), config, Offload())
+    prepare = load_transformer(read_model_folder(path, config), config, Offload())
     replace_weights(path)
     with pytest.raises(ModelLoadError, match=CHANGED):
-        runner.prepare(None)
+        prepare(RunnerParams())
 
 
 def test_a_file_that_is_cut_short_while_it_is_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -140,9 +141,9 @@ def test_a_conversion_of_other_weights_than_those_of_its_key_is_not_kept(tmp_pat
         replace_weights(path)
         return load_to_convert(job)
 
-    runner = CpuModel(read_model_folder(path), config, Offload(), load_by_torch, replace_and_load).open()
+    prepare = CpuModel(read_model_folder(path), config, Offload(), load_by_torch, replace_and_load).open()
     with pytest.raises(ModelLoadError, match=CHANGED):
-        runner.prepare(None)
+        prepare(RunnerParams())
     assert not [*cache.glob(f"*/{GRAPH}")]
 
 
@@ -150,8 +151,8 @@ def test_an_exported_file_that_is_replaced_while_it_is_converted_is_refused(tmp_
     """It is the same if only OpenVINO reads the weights."""
     path = exported(OPENVINO, tmp_path / "model")
     config = ModelConfig(device="cpu", cache_dir="", dtype="float32", backend="openvino")
-    runner = load_transformer(read_model_folder(path, config), config, Offload())
+    prepare = load_transformer(read_model_folder(path, config), config, Offload())
     weights = (path / OPENVINO).with_suffix(".bin")
     weights.write_bytes(weights.read_bytes()[::-1])
     with pytest.raises(ModelLoadError, match=CHANGED):
-        runner.prepare(None)
+        prepare(RunnerParams())

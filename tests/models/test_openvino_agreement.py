@@ -74,7 +74,7 @@ async def test_openvino_gives_what_torch_gives(name: str, tmp_path: Path):
     path = FOLDERS[name](tmp_path / name)
     by_torch = ServedModel(path)
     by_openvino = ServedModel(path, settings={"backend": "openvino", "cache_dir": ""})
-    assert by_openvino.runner.describe().endswith("by OpenVINO")
+    assert str(by_openvino.runner.facts).endswith("by OpenVINO")
     outputs = 0
     for params in (Embed(), TokenEmbed(), SparseEmbed(), SparseLookup(), Classify(), TokenClassify()):
         if type(params) in by_torch.runner.loaded.heads:

@@ -33,7 +33,15 @@ from trio_pool_serve.runner.openvino.converted_model import is_near
 from trio_pool_serve.runner.openvino.trial import Trial
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, Runner, TokenEmbed
+from trio_pool_serve.types import (
+    Batch,
+    Embed,
+    PoolingRequest,
+    Prepare,
+    RenderedPrompt,
+    RunnerParams,
+    TokenEmbed,
+)
 
 pytest.importorskip("openvino")
 
@@ -62,10 +70,10 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
 def described(model: Path, cache: Path | str, **options: Any) -> str:
     settings = {"backend": "openvino", "cache_dir": str(cache), "dtype": "float32"} | options
-    return load(model, **settings).describe().rpartition("tokens, ")[2]
+    return str(load(model, **settings).facts).rpartition("tokens, ")[2]
 
 
-def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Runner:
+def load_runner(folder: Any, settings: ModelConfig, offload: Offload) -> Prepare:
     return CpuModel(folder, settings, offload, load_by_torch, load_to_convert).open()
 
 
@@ -159,7 +167,7 @@ def test_float16_is_computed_in_what_is_fast_and_a_warning_says_so(
 ):
     for module in (cpu_features, openvino_loading):
         monkeypatch.setattr(module, "has_native_bfloat16", lambda: native)
-    assert f"{expected} on cpu" in load(model, backend="openvino", cache_dir="", dtype="float16").describe()
+    assert f"{expected} on cpu" in str(load(model, backend="openvino", cache_dir="", dtype="float16").facts)
     assert f"--dtype float16: CPUs compute it slowly, and bert is computed in {expected} instead." in caplog.text
 
 
@@ -183,7 +191,7 @@ def test_where_bfloat16_differs_openvino_s_float32_competes_with_torch(
         (tmp_path / "slower", "torch", r"OpenVINO takes 1\.30 times as long in float32; "),
     ):
         for _ in range(2):
-            said = load(model, backend="auto", cache_dir=str(cache), dtype="auto").describe()
+            said = str(load(model, backend="auto", cache_dir=str(cache), dtype="auto").facts)
             assert re.search(rf"bfloat16 on cpu.* by {backend} \({times}{differs}$", said)
     assert (len(conversions), trials) == (2, [])
     said = described(model, tmp_path / "faster", backend="auto", dtype="bfloat16")
@@ -234,7 +242,7 @@ async def test_expanded_queries_that_openvino_computes_otherwise_are_computed_by
     folder = retrieval_families.LATE_INTERACTION["pylate_expanding_modernbert"](tmp_path / "model")
     expected = await ServedModel(folder).compute(TEXTS, TokenEmbed(), input_type="query")
     served = ServedModel(folder, settings={"backend": "auto", "cache_dir": str(tmp_path / "cache")})
-    assert "by torch (OpenVINO's output differs: cosine 0." in served.runner.describe()
+    assert "by torch (OpenVINO's output differs: cosine 0." in str(served.runner.facts)
     ours = await served.compute(TEXTS, TokenEmbed(), input_type="query")
     assert max(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True)) < 1e-5
     for dtype in ("float32", "int8"):
@@ -318,8 +326,8 @@ def chosen_batches(model: Path, cache: Path | str, *, is_serving: bool = False, 
     offload.is_serving = is_serving
     config = ModelConfig(device="cpu", backend="openvino", dtype="float32", cache_dir=str(cache))
     runner = loaded_runner(read_model_folder(model), config, offload)
-    assert runner.concurrent_launches == runner.programs.params.sharers == offload.launch
-    return offload.launch, runner.describe().rpartition("by OpenVINO")[2]
+    assert runner.facts.concurrent_launches == runner.programs.params.sharers == offload.launch
+    return offload.launch, str(runner.facts).rpartition("by OpenVINO")[2]
 
 
 def test_a_second_start_computes_as_many_batches_at_a_time_without_another_trial(
@@ -495,7 +503,7 @@ def test_a_choice_that_could_not_be_timed_is_kept(model: Path, tmp_path: Path, t
     busy = Offload()
     busy.is_serving = True
     config = ModelConfig(device="cpu", backend="auto", cache_dir=str(tmp_path / "cache"), dtype="float32")
-    assert loaded_runner(read_model_folder(model), config, busy).describe().endswith("tokens, by OpenVINO")
+    assert str(loaded_runner(read_model_folder(model), config, busy).facts).endswith("tokens, by OpenVINO")
     assert described(model, tmp_path / "cache", backend="auto") == "by OpenVINO"
     assert described(model, tmp_path / "cache") == "by OpenVINO"
     assert trials == [steady(1.5)]
@@ -561,9 +569,9 @@ def test_token_embeddings_are_accepted_at_the_first_start_and_at_the_second(mode
     embeds = RenderedPrompt(np.zeros(5, np.int32), embeds=np.ones((5, 32), np.float32))
     vectors = []
     for _ in range(2):
-        runner: Any = LocalRunners(config, Offload(launch=2)).load(config.sources[0], load_runner)
-        runner.prepare(None)
-        assert (runner.embeds_width, runner.concurrent_launches) == (32, 2)
+        prepare = LocalRunners(config, Offload(launch=2)).load(config.sources[0], load_runner)
+        runner: Any = prepare(RunnerParams())
+        assert (runner.facts.embeds_width, runner.facts.concurrent_launches) == (32, 2)
         ((vector,),) = runner.launch(Batch((PoolingRequest(embeds, (Embed(),)),))).rows
         vectors.append(vector)
     assert np.array_equal(*vectors)

@@ -132,7 +132,6 @@ async def test_values_and_scores_agree_over_http(name: str, tmp_path: Path, reco
 async def test_token_ids_and_windows_belong_to_the_route_of_their_input_type(tmp_path: Path):
     path = ROUTED["table_for_queries"](tmp_path / "model")
     ours, theirs = ServedModel(path), reference(path)
-    ours.runner.prepare(None)
     text = "A nursery owns its tasks."
     for input_type, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
         how = RenderingParams(input_type=input_type, instruction=PROMPTS[input_type])

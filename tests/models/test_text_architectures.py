@@ -54,7 +54,7 @@ async def test_an_architecture_is_computed_as_by_transformers(tmp_path: Path, na
     dtypes: tuple[Dtype, ...] = ("auto", "float32")
     for dtype in dtypes:
         served = ServedModel(folder, dtype=dtype)
-        dtype_used = "bfloat16" if "bfloat16 on cpu" in served.runner.describe() else "float32"
+        dtype_used = "bfloat16" if "bfloat16 on cpu" in str(served.runner.facts) else "float32"
         for text, vector in zip(SHORT_AND_LONG, vectors_by_transformers(folder, dtype_used), strict=True):
             (ours,) = await served.embed([text])
             assert np.linalg.norm(ours - vector) <= BOUNDS[dtype_used] * np.linalg.norm(vector)
@@ -86,7 +86,7 @@ def test_bfloat16_that_cannot_be_computed_is_refused_and_auto_says_why_it_is_flo
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ):
     folder = write_architecture(tmp_path / "model", name)
-    described = ServedModel(folder, dtype="auto").runner.describe()
+    described = str(ServedModel(folder, dtype="auto").runner.facts)
     assert "float32 on cpu (auto: torch cannot compute it in bfloat16)" in described
     assert "model is computed in float32, as torch cannot compute it in bfloat16: " in caplog.text
     refused = rf"^--dtype bfloat16: torch cannot compute {name} in it \(.+\)\. Use --dtype auto or float32\.$"
@@ -101,6 +101,6 @@ async def test_openvino_computes_in_float32_what_torch_cannot_compute_in_bfloat1
     again = ServedModel(folder, dtype="auto", settings={"backend": "openvino", "cache_dir": str(tmp_path / "cache")})
     (expected, *_) = vectors_by_transformers(folder)
     for ours in (served, again):
-        assert "float32 on cpu (auto: torch cannot compute it in bfloat16)" in ours.runner.describe()
+        assert "float32 on cpu (auto: torch cannot compute it in bfloat16)" in str(ours.runner.facts)
         (vector,) = await ours.embed(SHORT_AND_LONG[:1])
         assert np.linalg.norm(vector - expected) <= BOUNDS["float32"] * np.linalg.norm(expected)

@@ -26,7 +26,7 @@ from pathlib import Path
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.models.loading.torch_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 
 class MallInfo2(ctypes.Structure):  # malloc.h
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -43,7 +43,7 @@ def kept_after_freeing(state_mib):
     return libc.mallinfo2().fordblks
 
 before = kept_after_freeing(1)
-load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", backend="torch"), Offload())
+load_unfitted(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", backend="torch"), Offload())
 print(json.dumps([before, kept_after_freeing(1), kept_after_freeing(20)]))
 """
 

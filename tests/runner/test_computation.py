@@ -32,7 +32,7 @@ async def test_a_compiled_family_agrees_in_any_thread_without_compiling_again(tm
     path = write_family(tmp_path / name, name)
     expected = await ServedModel(path).embed(TEXTS)
     served = ServedModel(path, settings={"backend": "compile"})
-    assert served.runner.describe().endswith("compiled")
+    assert str(served.runner.facts).endswith("compiled")
     torch.compiler.set_stance("fail_on_recompile")
 
     def embed_together_and_alone() -> tuple[list, list]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
@@ -62,7 +62,8 @@ def on_cuda(minilm: Path) -> ServedModel:
 @pytest.fixture
 def slow_copies(on_cuda: ServedModel) -> SlowCopier:
     """Make the copies of ``on_cuda`` slow on request."""
-    on_cuda.runner.copier = copier = SlowCopier(on_cuda.runner.params.device, Offload())
+    copier = SlowCopier(on_cuda.runner.params.device, Offload())
+    on_cuda.runner = evolve(on_cuda.runner, copier=copier)
     return copier
 
 
@@ -107,7 +108,7 @@ async def test_rows_survive_batches_that_are_computed_while_they_are_copied(
 
 def half(path: Path, **settings: Any) -> ServedModel:
     served = ServedModel(path, device="cuda", dtype="bfloat16", settings=settings)
-    served.runner.prepare(4096)  # which captures graphs
+    served.runner = served.runner.fitted(4096)  # which captures graphs
     return served
 
 
@@ -122,12 +123,12 @@ async def test_rows_without_padding_agree_with_padded_rows_and_graphs_with_what_
 ):
     path = write_family(tmp_path / name, name)
     padded, packed, graphed = half(path, backend="torch"), half(path, graphs=False), half(path)
-    assert "padded (as configured)" in padded.runner.describe()
-    assert padded.runner.pads
-    assert "without padding" in packed.runner.describe()
-    assert not packed.runner.pads
-    assert isinstance(graphed.runner.compute, GraphedBackbone), graphed.runner.describe()
-    assert graphed.runner.compute.shapes, graphed.runner.describe()
+    assert "padded (as configured)" in str(padded.runner.facts)
+    assert padded.runner.facts.pads
+    assert "without padding" in str(packed.runner.facts)
+    assert not packed.runner.facts.pads
+    assert isinstance(graphed.runner.compute, GraphedBackbone), str(graphed.runner.facts)
+    assert graphed.runner.compute.shapes, str(graphed.runner.facts)
     expected = await packed.embed(TEXTS)
     assert largest_angle(expected, await padded.embed(TEXTS)) < 0.01
     for served in (packed, graphed):
@@ -137,10 +138,10 @@ async def test_rows_without_padding_agree_with_padded_rows_and_graphs_with_what_
 
 async def test_the_budget_is_found_on_the_device(minilm: Path):
     served = half(minilm)
-    assert "batches of 4096 tokens" in served.runner.describe()
+    assert "batches of 4096 tokens" in str(served.runner.facts)
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(free - 2**27, dtype=torch.uint8, device="cuda")
-    assert ServedModel(minilm, device="cuda", dtype="bfloat16").runner.prepare(2**20) < 2**20
+    assert ServedModel(minilm, device="cuda", dtype="bfloat16").runner.fitted(2**20).facts.max_batch_tokens < 2**20
     del hog
     torch.cuda.empty_cache()
 
@@ -148,7 +149,8 @@ async def test_the_budget_is_found_on_the_device(minilm: Path):
 async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
     """Token vectors are copied to the host while the next batch is replayed."""
     served = half(minilm)
-    served.runner.copier = copier = SlowCopier(served.runner.params.device, Offload())
+    copier = SlowCopier(served.runner.params.device, Offload())
+    served.runner = evolve(served.runner, copier=copier)
     batches = [Batch(tuple(await served.ask([text] * 4, [(TokenEmbed(),)] * 4))) for text in TEXTS]
     expected = [await awaited([served.runner.launch(batch)]) for batch in batches]
     copier.slow = 1

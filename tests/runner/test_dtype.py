@@ -22,7 +22,7 @@ async def test_the_model_computes_in_the_type_asked_for_and_its_rows_are_of_unit
     """They are normalised after they have left the model's type."""
     served, computed_in = ServedModel(minilm, dtype=dtype), resolve_dtype(dtype, CPU)
     assert {parameter.dtype for parameter in served.runner.loaded.backbone.model.parameters()} == {computed_in}
-    assert f"{computed_in} on cpu".removeprefix("torch.") in served.runner.describe()
+    assert f"{computed_in} on cpu".removeprefix("torch.") in str(served.runner.facts)
     rows, exact = await served.embed(TEXTS), await ServedModel(minilm).embed(TEXTS)
     assert {row.dtype for row in rows} == {np.dtype(np.float32)}
     assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-6)

@@ -197,6 +197,6 @@ async def test_torch_computes_a_model_with_an_adapter_that_openvino_cannot_apply
     for adapter, backend in ((part, "openvino"), (whole, "torch")):
         settings = {"backend": "auto", "cache_dir": "", "adapter": (f"a={adapter.folder}",)}
         ours = ServedModel(base, settings=settings)
-        assert (backend == "openvino") == isinstance(ours.runner, OpenVinoRunner), ours.runner.describe()
+        assert (backend == "openvino") == isinstance(ours.runner, OpenVinoRunner), str(ours.runner.facts)
         (row,) = await ours.requests(TEXTS[:1], Classify("raw"))
         assert largest_difference(values(ours.runner, row), values(ours.runner, replace(row, adapter=adapter))) > 0.01

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -48,7 +48,8 @@ class FakeGraphBackend:
 
 def served_by_graphs(path: Path) -> tuple[ServedModel, FakeGraphBackend]:
     served, backend = ServedModel(path), FakeGraphBackend()
-    served.runner.compute = graphs = GraphedBackbone(packed_backbone(served), backend, CPU)
+    graphs = GraphedBackbone(packed_backbone(served), backend, CPU)
+    served.runner = evolve(served.runner, compute=graphs)
     graphs.capture(SHAPES)
     return served, backend
 

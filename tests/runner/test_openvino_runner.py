@@ -131,7 +131,7 @@ def test_in_bfloat16_rows_are_near_those_in_float32(tmp_path: Path):
     folder = write_family(tmp_path / "model", "bert")
     requests = [PoolingRequest(prompt(length), (Embed(),)) for length in (12, 5, 1, 30)]
     ours, exact = load(folder, **BY_OPENVINO | {"dtype": "bfloat16"}), load(folder, **EXACTLY)
-    assert "bfloat16 on cpu" in ours.describe()
+    assert "bfloat16 on cpu" in str(ours.facts)
     for (a,), (b,) in zip(computed(ours, requests), computed(exact, requests), strict=True):
         assert 0.999 < a @ b / np.linalg.norm(a) < 1 - 1e-7
 
@@ -234,10 +234,10 @@ def test_steps_are_scored_where_they_end(tmp_path: Path):
 
 def test_rows_of_token_embeddings_are_computed_by_torch_beside_others(tmp_path: Path):
     ours, by_torch = runners_of(write_family(tmp_path / "model", "bert"))
-    width = by_torch.embeds_width
-    assert (ours.embeds_width, width) == (0, 32)
-    ours.accept_embeds()
-    assert ours.embeds_width == width
+    width = by_torch.facts.embeds_width
+    assert (ours.facts.embeds_width, width) == (0, 32)
+    ours = load(tmp_path / "model", takes_embeds=True, **BY_OPENVINO)
+    assert ours.facts.embeds_width == width
     embeds = random.standard_normal((6, width)).astype(np.float32)
     of_embeds = PoolingRequest(RenderedPrompt(np.zeros(6, np.int32), embeds=embeds), (Embed(),))
     others = [PoolingRequest(prompt(length), (Embed(),)) for length in (9, 2)]

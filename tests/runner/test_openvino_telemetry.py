@@ -21,14 +21,14 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
 from trio_pool_serve.models.loading.runner_loader import load_by_torch
+from trio_pool_serve.types import RunnerParams
 from trio_pool_serve.runner.openvino import preparation
 from trio_pool_serve.threads.offload import Offload
 
 preparation.MIN_INT8_COSINE = -1  # random weights
 config = ModelConfig(device="cpu", cache_dir="", **dict(option.split("=") for option in sys.argv[2:]))
-runner = CpuModel(read_model_folder(Path(sys.argv[1])), config, Offload(), load_by_torch, load_to_convert).open()
-runner.prepare(None)
-print(runner.describe())
+prepare = CpuModel(read_model_folder(Path(sys.argv[1])), config, Offload(), load_by_torch, load_to_convert).open()
+print(prepare(RunnerParams()).facts)
 assert "openvino_telemetry.main" not in sys.modules
 assert not tried, tried
 """

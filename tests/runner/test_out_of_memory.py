@@ -8,6 +8,7 @@ import numpy as np
 import openvino as ov
 import pytest
 import torch
+from attrs import evolve
 
 from tests.models.model_families import load, write_family
 from trio_pool_serve.errors import OutOfDeviceMemoryError, RunnerDeadError
@@ -54,23 +55,21 @@ BATCH = Batch((PoolingRequest(RenderedPrompt(np.array([5, 6], dtype=np.int32))),
 def test_a_runner_tells_it_as_one_error_and_keeps_nothing_of_the_pass(tmp_path):
     runner = load(write_family(tmp_path / "bert", "bert"))
     states: list[weakref.ref[torch.Tensor]] = []
-    compute = runner.compute
 
     def run_out_of_memory(forward):
-        output = compute(forward)
+        output = runner.compute(forward)
         states.append(weakref.ref(output))
         torch.empty(MORE_THAN_THERE_IS, dtype=torch.uint8)
 
-    runner.compute = run_out_of_memory
+    failing = evolve(runner, compute=run_out_of_memory)
     gc.disable()  # reference counts alone must free it
     try:
         with pytest.raises(OutOfDeviceMemoryError, match="allocate") as caught:
-            runner.launch(BATCH)
+            failing.launch(BATCH)
         assert states[0]() is None
         assert caught.value.__cause__ is caught.value.__context__ is None
     finally:
         gc.enable()
-    runner.compute = compute
     assert runner.launch(BATCH).rows
 
 
@@ -80,6 +79,5 @@ def test_a_device_that_is_lost_is_something_else(tmp_path):
     def lose(_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    runner.compute = lose
     with pytest.raises(RunnerDeadError):
-        runner.launch(BATCH)
+        evolve(runner, compute=lose).launch(BATCH)

@@ -180,5 +180,5 @@ def test_a_decoder_in_bfloat16_is_computed_by_one_thread(tmp_path: Path):
     kinds = {node.get_rt_info()["layerType"].value for node in kernels.get_runtime_model().get_ops()}
     assert "FullyConnected" in kinds
     assert "LLMMLP" not in kinds  # before one thread is tried, which would end this process
-    runner.programs = Programs(runner.programs.graph, CompileParams("bf16", cores=1))
+    runner = evolve(runner, programs=Programs(runner.programs.graph, CompileParams("bf16", cores=1)))
     assert vectors(runner, batch_of(8, 3)).shape == (2, 32)

@@ -35,8 +35,9 @@ async def test_vectors_in_int8_are_near_those_in_float32(model: Path, cache: str
     ours = await served.embed(TEXTS)
     cosines = [float(a @ b) for a, b in zip(ours, exact, strict=True)]  # of unit length
     assert 0.98 < sum(cosines) / len(cosines) < 1 - 1e-6
-    assert "int8 on cpu" in served.runner.describe()
-    assert f"cosine with float32: mean {served.runner.cosine_with_float32:.4f}, lowest 0.9" in served.runner.describe()
+    assert "int8 on cpu" in str(served.runner.facts)
+    facts = served.runner.facts
+    assert f"cosine with float32: mean {facts.cosine_with_float32:.4f}, lowest 0.9" in str(facts)
 
 
 async def test_the_second_start_does_not_quantise_and_the_agreement_is_in_the_list_of_models(
@@ -51,7 +52,7 @@ async def test_the_second_start_does_not_quantise_and_the_agreement_is_in_the_li
     )
     async with running(Service(config)) as service, listening(service) as url, client_of(url) as client:
         (card,) = (await client.get("/v1/models")).json()["data"]
-    assert card["cosine_with_float32"] == round(first.cosine_with_float32 or 0, 4) > 0.98
+    assert card["cosine_with_float32"] == round(first.facts.cosine_with_float32 or 0, 4) > 0.98
 
 
 async def test_other_models_have_no_agreement_in_the_list(client):
@@ -81,7 +82,7 @@ def test_where_sums_overflow_the_better_of_two_ranges_is_taken(
     runner = load(model, cache_dir="", **INT8)
     assert attempted == attempts
     _before, *quantized = found
-    assert runner.cosine_with_float32 == max(each.mean() for each in quantized[: len(attempts)])
+    assert runner.facts.cosine_with_float32 == max(each.mean() for each in quantized[: len(attempts)])
 
 
 def test_a_model_whose_output_differs_too_much_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch):

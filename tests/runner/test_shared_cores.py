@@ -124,14 +124,14 @@ import numpy as np, torch
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.models.loading.torch_loading import load_runner
+from trio_pool_serve.models.loading.torch_loading import load_unfitted
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, _siblings
 from trio_pool_serve.types import Batch, PoolingRequest, RenderedPrompt
 
 one_cpu_of_each_core = {_siblings(cpu): cpu for cpu in os.sched_getaffinity(0)}.values()
 os.sched_setaffinity(0, sorted(one_cpu_of_each_core)[:2])
-runner = load_runner(read_model_folder(Path(sys.argv[1])), ModelConfig(device="cpu", backend="torch"), Offload())
-runner.choose_computation()
+config = ModelConfig(device="cpu", backend="torch")
+runner = load_unfitted(read_model_folder(Path(sys.argv[1])), config, Offload())()
 sharing = SharingRunner(runner, [SharedCores.open(Path(sys.argv[2]), 0, 1)])
 batch = Batch(tuple(PoolingRequest(RenderedPrompt(np.full(64, 7, np.int32))) for _ in range(8)))
 busy = [sys.executable, "-c", "print('busy', flush=True)\\nwhile True: pass"]

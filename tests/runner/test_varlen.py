@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from benchmarks.segment_attention import ONE_BY_ONE
 from tests.models.classifier_families import POOLED, PROMPTS, write_classifier
@@ -43,7 +44,7 @@ def packed_backbone(served: ServedModel) -> PackedBackbone:
 
 
 def serve_packed(served: ServedModel) -> ServedModel:
-    served.runner.compute = packed_backbone(served)
+    served.runner = evolve(served.runner, compute=packed_backbone(served))
     return served
 
 

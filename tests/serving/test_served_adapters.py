@@ -10,7 +10,7 @@ import trio
 from tests.conftest import wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.models.adapter_folders import factors, write_adapter
-from tests.scripted_runner import ScriptedRunner, described
+from tests.scripted_runner import ScriptedRunner, computed_by
 from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelConfig, ModelTables, NetworkConfig
@@ -30,7 +30,7 @@ class Adaptable(Loader):
         runner = super().load(folder, *arguments)
         runner.probe_request = request(1, 2)
         runner.on_launch = self._refuse
-        runner.description = described("0123456789abcdef")
+        runner.computed_by = computed_by("0123456789abcdef")
         return runner
 
     def _refuse(self, batch: Batch) -> None:

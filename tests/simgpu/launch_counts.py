@@ -56,7 +56,8 @@ async def launch(kind: Kind, path: Path, way: Way, batch: Batch) -> Launched:
         runner = kind.serve(path, fits=False, **WAYS[way]).runner
         gc.collect()
         MEMORY.peak = before = MEMORY.in_use
-        budget = runner.prepare(BATCH_TOKENS)
+        runner = runner.fitted(BATCH_TOKENS)
+        budget = runner.facts.max_batch_tokens
         promised = MEMORY.peak - before
         with watched() as activity:
             handle = runner.launch(batch)
@@ -79,7 +80,7 @@ async def launch(kind: Kind, path: Path, way: Way, batch: Batch) -> Launched:
 
 def uneven_batch(runner: TransformerRunner, kind: Kind, budget: int) -> Batch:
     """Return the batch that the queue forms of one row as long as can be and as many short ones as fit beside it."""
-    rows = BatchBudget(budget, free_padding=budget // FREE_PADDING_DIVISOR, pads=runner.pads)
+    rows = BatchBudget(budget, free_padding=budget // FREE_PADDING_DIVISOR, pads=runner.facts.pads)
     lengths = []
     for length in chain([min(runner.params.max_tokens, budget)], repeat(SHORT)):
         if not rows.try_add(length):

@@ -76,7 +76,7 @@ class Kind:
         model = SeeingModel if self.sees else ServedModel
         served = model(path, dtype=settings.pop("dtype", "bfloat16"), settings=settings)
         if fits:
-            served.runner.prepare(BATCH_TOKENS)
+            served.runner = served.runner.fitted(BATCH_TOKENS)
         return served
 
 

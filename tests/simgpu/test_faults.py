@@ -121,7 +121,7 @@ def test_a_vocabulary_s_logits_are_computed_for_tokens_alone(tmp_path: Path):
         batch = rows(40, *[2] * 60, params=(SparseEmbed(),))
         used = peak_of(runner, batch)
         logits = batch.padded_tokens * runner.loaded.backbone.vocab_size * 2
-    assert runner.pads is False
+    assert runner.facts.pads is False
     assert used < logits / 2
 
 
@@ -131,15 +131,16 @@ def test_the_budget_is_what_fits(tmp_path: Path, way: str):
     with on_simulated_device():
         runner = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
         before = MEMORY.in_use
-        assert runner.prepare(BATCH_TOKENS) == BATCH_TOKENS
+        assert runner.fitted(BATCH_TOKENS).facts.max_batch_tokens == BATCH_TOKENS
         whole = MEMORY.peak - before
         del runner
     with on_simulated_device():
         small = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
         MEMORY.capacity = MEMORY.in_use + whole * 2 // 3
-        budget = small.prepare(BATCH_TOKENS)
+        small = small.fitted(BATCH_TOKENS)
+        budget = small.facts.max_batch_tokens
         assert budget == BATCH_TOKENS // 2
-        assert f"batches of {budget} tokens" in small.describe()
+        assert f"batches of {budget} tokens" in str(small.facts)
         finish(small, full_batch(budget, 48, (Embed(),)))
 
 
@@ -148,4 +149,4 @@ def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):
         runner = loaded(tmp_path, "bert", fits=False)
         MEMORY.capacity = MEMORY.in_use + 4096
         with pytest.raises(ModelLoadError, match="too little free memory for a batch of 64 tokens"):
-            runner.prepare(BATCH_TOKENS)
+            runner.fitted(BATCH_TOKENS)

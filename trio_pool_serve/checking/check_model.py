@@ -36,15 +36,13 @@ from trio_pool_serve.checking.model_report import (
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.placement import replicas_of
-from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.process_setup import open_service, with_engine_placement
 from trio_pool_serve.processes.allocator import resident_bytes
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.service import Service
 from trio_pool_serve.telemetry.start_display import show_steps_with
-from trio_pool_serve.types import PoolingRequest, RenderedPrompt, Runner
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -111,8 +109,9 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
     show("loading")
     with unwrap_exception_groups(PoolServeError):
         async with open_service(_in_this_process(config, placed)) as service:
-            load_s, loaded, weights = time.monotonic() - began, resident_bytes(), _description(service).weight_bytes
+            load_s, loaded = time.monotonic() - began, resident_bytes()
             peak, speed = await _measure(service, show) if measure else (None, [])
+            weights = service.model().engine.facts.weight_bytes
             memory = Memory(
                 weights=weights, resident_before=before, resident_after_load=loaded, peak_of_largest_batch=peak
             )
@@ -132,10 +131,11 @@ def _in_this_process(config: Config, placed: Config) -> Config:
 
 async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int | None, list[Speed]]:
     model = service.model()
-    like = model.engine.facts.probe_request
+    facts = model.engine.facts
+    like = facts.probe_request
     if like is None:  # none of its heads can compute made-up rows
         return None, []
-    batches = _runner_of(service).concurrent_launches
+    batches = facts.concurrent_launches
     longest = model.renderer.max_model_len
     show("computing the largest batch")
     peak = await peak_of_largest_batch(model.engine, like, longest, batches_at_once=batches)
@@ -216,7 +216,7 @@ def reset_peak() -> None:
 def _report(
     service: Service, config: Config, memory: Memory, speed: list[Speed], load_s: float, placed: Config
 ) -> ModelReport:
-    model, description = service.model(), _description(service)
+    model, facts = service.model(), service.model().engine.facts
     folder, spec = model.folder, model.folder.spec
     tasks = tasks_of(folder)
     replicas = service.offload.launch if placed.processes.computes_here else replicas_of(placed)
@@ -227,7 +227,7 @@ def _report(
         architectures=read_folder_files(folder.path).architectures,
         model_type=folder.model_type,
         weights=weights_of(folder, source.loading),
-        parameters=description.parameters,
+        parameters=facts.parameters,
         task=folder.task or tasks[0],
         tasks=tasks,
         accepts=accepted_by(model, config),
@@ -238,35 +238,23 @@ def _report(
         pooling_from=pooling_from(folder, source.loading),
         normalize=spec.normalizes or [module.name for module in spec.modules][-1:] == ["Normalize"],
         normalize_from=normalize_from(folder, source.loading),
-        dimensions=description.dimensions,
+        dimensions=facts.dimensions,
         labels=list(spec.labels),
         particulars=particulars_of(folder),
         max_model_len=model.renderer.max_model_len,
         prompts=folder.prompts,
         default_prompt_name=folder.default_prompt_name,
-        dtype=description.dtype,
-        device=description.device,
-        backend=description.backend,
-        computation=", ".join(description.computation),
+        dtype=facts.computed_by.dtype,
+        device=facts.device,
+        backend=facts.computed_by.backend,
+        computation=", ".join(facts.computation),
         fingerprint=model.computed_by.fingerprint,
-        cosine_with_float32=model.engine.facts.cosine_with_float32,
+        cosine_with_float32=facts.cosine_with_float32,
         engine=placed.processes.engine,
         replicas=replicas,
-        max_batch_tokens=model.engine.facts.max_batch_tokens,
+        max_batch_tokens=facts.max_batch_tokens,
         load_s=load_s,
         memory=memory,
         speed=speed,
         warnings=[spec.assumption] if spec.assumption else [],
     )
-
-
-def _runner_of(service: Service) -> Runner:
-    worker = service.default.engine.devices
-    assert isinstance(worker, Worker)  # noqa: S101  (as ``_in_this_process`` says)
-    return worker.loaded
-
-
-def _description(service: Service) -> RunnerDescription:
-    description: RunnerDescription | None = getattr(_runner_of(service), "description", None)
-    assert description is not None  # noqa: S101  (loaded by what loads models by default)
-    return description

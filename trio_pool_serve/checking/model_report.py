@@ -13,7 +13,6 @@ from trio_pool_serve.config import Config, ModelConfig, Placement
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
 from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.model_kind import AnyModelFolder, Scoring, Similarity
-from trio_pool_serve.runner.runner_description import Backend
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask
 
@@ -82,7 +81,7 @@ class ModelReport:
     default_prompt_name: str | None
     dtype: str
     device: str
-    backend: Backend
+    backend: str
     computation: str
     """How batches are computed, and why."""
     fingerprint: str

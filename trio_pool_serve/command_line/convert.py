@@ -16,7 +16,7 @@ from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.telemetry.start_display import show_steps_with
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import Prepare, RunnerParams
 
 
 class _TorchComputesError(Exception):
@@ -55,14 +55,13 @@ def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
         return "nothing is converted: OpenVINO does not compute this kind of model"
     load_tokenizer(folder, trust_remote_code=loading.trust_remote_code, cache=cache)
 
-    def by_torch(*arguments: object) -> Runner:
+    def by_torch(*arguments: object) -> Prepare:
         if missing := missing_libraries():
             raise ModelLoadError(f"Only torch can compute this model ({arguments[-1]}), but {missing}.")
         raise _TorchComputesError(arguments[-1])
 
     try:
-        runner = CpuModel(folder, loading, offload, by_torch).open()
-        runner.prepare(None)
+        runner = CpuModel(folder, loading, offload, by_torch).open()(RunnerParams())
     except _TorchComputesError as reason:
         return f"nothing is converted; torch computes this model: {reason}"
-    return f"{runner.describe()}; saved in {cache.folder}"
+    return f"{runner.facts}; saved in {cache.folder}"

@@ -8,20 +8,21 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.engine_statistics import EngineState, ModelMemory, QueueStatistics
-from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.errors import EngineLoadingError
-from trio_pool_serve.types import ComputedBy
+from trio_pool_serve.types import RunnerFacts
 
 
 @define(eq=False)
 class Devices(ABC):
     """The devices that compute the batches of one dispatcher: a ``Worker`` in this process, or ``RemoteWorkers``."""
 
+    is_local: ClassVar[bool] = False
+    """Whether it computes in this process."""
     loading_message: ClassVar[str]
     """Why no rows are taken while it is loading."""
     dispatcher: Dispatcher
     config: SchedulingConfig = field(factory=SchedulingConfig)
-    _facts: DeviceFacts | None = field(default=None, init=False)
+    _facts: RunnerFacts | None = field(default=None, init=False)
     """Facts about the loaded model; ``None`` before a device has been ready."""
 
     @abstractmethod
@@ -48,16 +49,11 @@ class Devices(ABC):
         return "stalled" if self.stall_reason else "ready"
 
     @property
-    def facts(self) -> DeviceFacts:
+    def facts(self) -> RunnerFacts:
         """Facts about the loaded model. Raises ``EngineLoadingError`` before a device has been ready."""
         if self._facts is None:
             raise EngineLoadingError(self.loading_message)
         return self._facts
-
-    @property
-    @abstractmethod
-    def computed_by(self) -> ComputedBy:
-        """What computes the model; empty before a device has been ready."""
 
     @property
     @abstractmethod
@@ -67,11 +63,6 @@ class Devices(ABC):
     @abstractmethod
     def statistics(self) -> QueueStatistics:
         """Return the state and the load, without admitted requests."""
-
-    @property
-    def description(self) -> str:
-        """A line for the log: the model and how it is computed; empty if the process that computes has logged it."""
-        return ""
 
     def free(self) -> None:  # noqa: B027  (the model is in other processes)
         """Release the loaded model, whose engine has ended."""

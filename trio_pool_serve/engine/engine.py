@@ -11,9 +11,8 @@ from trio_pool_serve.engine.dispatcher import STOPPED
 from trio_pool_serve.engine.engine_statistics import EngineState, QueueStatistics
 from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.queue_entry import QueueEntry, RowsDone, Submission
-from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.errors import BatchFailedError, EngineDeadError, EngineLoadingError
-from trio_pool_serve.types import PoolingOutput, PoolingRequest
+from trio_pool_serve.types import PoolingOutput, PoolingRequest, RunnerFacts
 
 
 @define(eq=False)
@@ -47,7 +46,7 @@ class Engine:
         await self.queue.dispatcher.wait_ready()
 
     @property
-    def facts(self) -> DeviceFacts:
+    def facts(self) -> RunnerFacts:
         """Facts about the loaded model. Raises ``EngineLoadingError`` before the engine has been ready."""
         return self.devices.facts
 

@@ -21,7 +21,7 @@ from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_mem
 from trio_pool_serve.processes.child_process import TICKS
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PooledBatch, Runner
+from trio_pool_serve.types import PooledBatch, Runner, RunnerFacts
 
 T = TypeVar("T")
 
@@ -65,10 +65,11 @@ class LocalDevice(Device):
     """
 
     runner: Runner
-    budget: TokenBudget
     offload: Offload
     metrics: EngineMetrics
     config: SchedulingConfig
+    facts: RunnerFacts = field(init=False)
+    budget: TokenBudget = field(init=False)
     batches: int = field(default=0, init=False)
     failed_batches: int = field(default=0, init=False)
     _launching: int = field(default=0, init=False)
@@ -79,13 +80,13 @@ class LocalDevice(Device):
     """For how many ticks each launch and each copy has been waited for."""
 
     def __attrs_post_init__(self) -> None:
-        runner = self.runner
-        self.launches = runner.concurrent_launches
+        facts = self.facts = self.runner.facts
+        self.budget, self.launches = TokenBudget(facts.max_batch_tokens), facts.concurrent_launches
         self._turns = {"launch": trio.CapacityLimiter(self.launches)}
-        if runner.has_own_threads:
+        if facts.has_own_threads:
             self._turns["ahead"] = trio.CapacityLimiter(1)
-        if runner.background_launches:
-            self._turns["background"] = trio.CapacityLimiter(runner.background_launches)
+        if facts.background_launches:
+            self._turns["background"] = trio.CapacityLimiter(facts.background_launches)
 
     @property
     def most_launches(self) -> int:
@@ -112,12 +113,12 @@ class LocalDevice(Device):
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
         if "background" in self._turns:
-            return self.runner.background_launches - self._count("background")
+            return self.facts.background_launches - self._count("background")
         return 0 if others_wait else self.room
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
-        return BatchLimits(self.budget.tokens, self.short_batch.tokens, self.runner.pads)
+        return BatchLimits(self.budget.tokens, self.short_batch.tokens, self.facts.pads)
 
     @property
     def tokens_per_s(self) -> float:
@@ -168,7 +169,7 @@ class LocalDevice(Device):
         def launch() -> PooledBatch | None:
             if all(entry.is_abandoned for entry in batch.entries):
                 return None
-            if batch.batch.adapter is not None and not self.runner.takes_adapters:
+            if batch.batch.adapter is not None and not self.facts.takes_adapters:
                 raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
             return self.runner.launch(batch.batch)
 
@@ -177,7 +178,7 @@ class LocalDevice(Device):
         batch.forward_s = time.perf_counter() - batch.launched
 
     async def _in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
-        return await run_contained(self.offload, kind, blocking, lowers_priority=not self.runner.has_own_threads)
+        return await run_contained(self.offload, kind, blocking, lowers_priority=not self.facts.has_own_threads)
 
     async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
         """Return the outputs of a batch, or how it failed; ``None`` if it was not launched, or if its rows failed."""
@@ -221,7 +222,7 @@ class LocalDevice(Device):
 
     def _budgeted_tokens(self, batch: InFlightBatch) -> int:
         """Return the tokens of a batch as the token budget counts them."""
-        return batch.batch.padded_tokens if self.runner.pads else batch.batch.tokens
+        return batch.batch.padded_tokens if self.facts.pads else batch.batch.tokens
 
     async def _attempt(self, step: Callable[[], Awaitable[T]], batch: InFlightBatch) -> T | Fault | None:
         """Return what ``step`` returns, or how it failed; ``None`` if all rows failed for their adapter.

@@ -6,33 +6,31 @@ from typing import ClassVar
 import trio
 from attrs import define, evolve, field
 
-from trio_pool_serve.engine.batching import TokenBudget
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.devices import Devices
 from trio_pool_serve.engine.engine_statistics import EngineStatistics, ModelMemory
 from trio_pool_serve.engine.local_device import LocalDevice, run_contained
 from trio_pool_serve.engine.queue_entry import Submission, require_finite
-from trio_pool_serve.engine.remote.wire import DeviceFacts
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, PoolServeError, innermost
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import ComputedBy, Runner
+from trio_pool_serve.types import Prepare, Runner, RunnerParams
 
 
 @define(eq=False, repr=False)
 class Worker(Devices):
-    """Computes the rows that its dispatcher takes on one runner, which ``load()`` returns; it is called in a thread.
+    """Computes the rows that its dispatcher takes on one runner, which ``load()`` loads in two steps, in a thread.
 
     A batch is formed when it can be launched: batches grow with the load, and no row waits for others to arrive.
     """
 
+    is_local: ClassVar[bool] = True
     loading_message: ClassVar[str] = "The model is being loaded."
-    load: Callable[[], Runner] = field(kw_only=True)
+    load: Callable[[], Prepare] = field(kw_only=True)
     offload: Offload = field(kw_only=True)
     metrics: EngineMetrics = field(kw_only=True)
     device: LocalDevice | None = field(default=None, init=False)
     """``None`` while loading, and once the model was freed."""
-    computed_by: ComputedBy = field(default=ComputedBy(), init=False)
     memory: ModelMemory = field(init=False, factory=ModelMemory)
 
     def __attrs_post_init__(self) -> None:
@@ -51,7 +49,7 @@ class Worker(Devices):
                 nursery.start_soon(device.keep_returning_memory)
                 nursery.start_soon(device.count_ticks)
                 await self._compute_one(device)
-                self._facts = self._facts_of(device)
+                self._facts = device.facts
                 for _ in range(device.most_launches):
                     nursery.start_soon(self.dispatcher.pull, nursery)
                 self.dispatcher.add(device)
@@ -99,41 +97,25 @@ class Worker(Devices):
         assert self.device is not None  # noqa: S101  (the model is loaded)
         return self.device.runner
 
-    @property
-    def description(self) -> str:  # noqa: D102
-        return str(self.loaded.describe())
-
-    def _facts_of(self, device: LocalDevice) -> DeviceFacts:
-        probe = device.runner.probe_request
-        return DeviceFacts(
-            device.runner.dimensions,
-            device.runner.embeds_width,
-            device.budget.max_tokens,
-            device.runner.cosine_with_float32,
-            None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
-        )
-
     def free(self) -> None:  # noqa: D102
         self.device = None
 
     async def _load(self) -> LocalDevice:
-        runner = await run_contained(self.offload, "load", self.memory.measured()(self.load))
+        prepare = await run_contained(self.offload, "load", self.memory.measured()(self.load))
 
-        def prepare() -> int:
-            budget = runner.prepare(self.config.wanted_batch_tokens)
+        def prepared() -> Runner:
+            runner = prepare(RunnerParams(self.config.wanted_batch_tokens))
             runner.return_memory()
-            return budget
+            return runner
 
         # After the other models of the start, which have waited since this one began to load: the limiter is fair.
-        budget = TokenBudget(await run_contained(self.offload, "load", self.memory.measured()(prepare)))
-        if (about := getattr(runner, "description", None)) is not None:  # runners of other programs may lack it
-            self.computed_by = ComputedBy(about.fingerprint, about.dtype, about.backend)
+        runner = await run_contained(self.offload, "load", self.memory.measured()(prepared))
         self.offload.note_launch()
-        return LocalDevice(runner, budget, self.offload, self.metrics, self.config)
+        return LocalDevice(runner, self.offload, self.metrics, self.config)
 
     async def _compute_one(self, device: LocalDevice) -> None:
         """Compute a row in the same way as later ones. Raises ``ModelLoadError`` if that fails."""
-        if (request := device.runner.probe_request) is None:
+        if (request := device.facts.probe_request) is None:
             return
         submission = Submission([request], require_finite)
         batch = InFlightBatch([*submission.entries])

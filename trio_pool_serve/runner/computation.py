@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attrs import Factory, define, field, frozen
@@ -85,6 +85,10 @@ class CompiledBackbone:
             raise ValueError(f"its compiled output differs by {relative:.2g} (relative)")
 
 
+Capture: TypeAlias = Callable[[int], str]
+"""Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
+
+
 @frozen(eq=False)
 class Computation:
     """A way to compute batches: its function, whether padding is computed (CUDA graphs aside), words for the log."""
@@ -92,8 +96,7 @@ class Computation:
     compute: Compute
     pads: bool = True
     about: tuple[str, ...] = ()
-    capture: Callable[[int], str] | None = None
-    """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
+    capture: Capture | None = None
 
 
 def refuse_impossible(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> None:

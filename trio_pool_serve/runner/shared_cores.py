@@ -12,14 +12,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
 from trio_pool_serve.processes.socket_folder import shared_array
-from trio_pool_serve.types import Batch, PooledBatch, Runner
+from trio_pool_serve.types import Batch, PooledBatch, Runner, RunnerFacts
 
 PEERS_IDLE_S = 0.25
 """A replica uses all cores once no other has computed for this long. Not shorter: when two replicas use all cores
@@ -139,7 +138,7 @@ class SharingRunner:
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute a batch. Raises what the runner raises."""
-        if self.runner.background_launches and batch.is_planned:
+        if self.facts.background_launches and batch.is_planned:
             return self._compute(batch, 1)  # in the time that others leave, without a share of its own
         try:
             shared = self.unused.pop()
@@ -160,14 +159,6 @@ class SharingRunner:
                 now = time.monotonic()
                 self.contention.observe(took_s=now - began, cpu_s=time.process_time() - spent, threads=threads, now=now)
 
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """As ``Runner.prepare``, which may find that more batches at a time are better: each has a share then."""
-        budget = self.runner.prepare(wanted_batch_tokens)
-        launches = self.runner.concurrent_launches
-        if self.unused and launches > len(self.unused[0].computed_at):
-            self.unused[:] = SharedCores.private(launches)
-        return budget
-
     def _compute(self, batch: Batch, threads: int) -> PooledBatch:
         _granted.threads = threads
         try:
@@ -175,6 +166,11 @@ class SharingRunner:
         finally:
             del _granted.threads
 
-    def __getattr__(self, name: str) -> Any:
-        """Return anything else that a ``Runner`` has: the runner's."""
-        return getattr(self.runner, name)
+    @property
+    def facts(self) -> RunnerFacts:
+        """The facts of ``runner``."""
+        return self.runner.facts
+
+    def return_memory(self) -> None:
+        """Free memory as ``runner`` does."""
+        self.runner.return_memory()

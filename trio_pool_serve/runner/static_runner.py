@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
 from trio_pool_serve.runner.openvino.heads import Floats, finished
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.vector_modules import VectorModule
 from trio_pool_serve.types import (
     Batch,
@@ -18,8 +16,8 @@ from trio_pool_serve.types import (
     EmbedChunks,
     PooledValue,
     PoolingParams,
-    PoolingRequest,
     RenderedPrompt,
+    RunnerFacts,
     TokenIds,
 )
 
@@ -86,14 +84,8 @@ class StaticRunner:
 
     table: TokenTable
     modules: Sequence[VectorModule]
-    description: RunnerDescription
     normalizes: bool
-
-    on_cpu = True
-    has_own_threads = pads = takes_adapters = False
-    concurrent_launches = 1
-    background_launches = embeds_width = 0
-    cosine_with_float32 = None
+    facts: RunnerFacts
 
     def launch(self, batch: Batch) -> CopiedBatch:
         """Compute the rows."""
@@ -115,26 +107,8 @@ class StaticRunner:
         rows: list[tuple[PooledValue, ...]] = [tuple(next(values) for _ in each.params) for each in batch.requests]
         return CopiedBatch(rows)
 
-    def describe(self) -> str:
-        """Return one line for the log."""
-        return str(self.description)
-
-    @property
-    def dimensions(self) -> int:
-        """Length of the vectors."""
-        return self.description.dimensions
-
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Return the token budget of batches."""
-        return wanted_batch_tokens or GPU_BATCH_TOKENS
-
     def return_memory(self) -> None:
         """Do nothing: no memory is kept."""
-
-    @property
-    def probe_request(self) -> PoolingRequest:
-        """A row of the first token, eight times."""
-        return PoolingRequest(RenderedPrompt(np.zeros(8, dtype=np.int32)), (Embed(),))
 
 
 def _parts(prompt: RenderedPrompt, param: PoolingParams) -> list[TokenIds]:

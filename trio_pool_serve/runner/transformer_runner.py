@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
 from trio_pool_serve.runner.applied_adapters import Adapters
-from trio_pool_serve.runner.batch_rows import of_one_length
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH, of_one_length
+from trio_pool_serve.runner.computation import Capture, Computation
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.probe import accepts_embeds, masks_padding, states_of
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.runner.torch_device import release_caches, use_device
 from trio_pool_serve.types import (
@@ -31,6 +31,7 @@ from trio_pool_serve.types import (
     PoolingParams,
     PoolingRequest,
     RenderedPrompt,
+    RunnerFacts,
     SparseEmbed,
     SparseLookup,
     TokenClassify,
@@ -55,41 +56,27 @@ class HeadOutput:
     places: Sequence[tuple[int, int]]
 
 
-@define(eq=False)
+@frozen(eq=False)
 class TransformerRunner:
     """Computes batches with one backbone and its heads on one device.
 
-    ``copier`` is ``None`` on a device that computes synchronously. ``default_batch_tokens`` is the token budget that
-    suits a model of this size on this device. ``dimensions``, ``embeds_width`` and ``probe_request`` are known after
-    ``warm_up``.
+    It is made in steps, each of which returns a runner that knows more of its ``facts``: ``warmed_up`` its heads and
+    inputs, ``computing`` how batches are computed, and ``fitted`` their budget.
     """
 
     loaded: LoadedModel
     params: LoadingParams
-    default_batch_tokens: int
+    facts: RunnerFacts
+    """Until ``fitted``, ``max_batch_tokens`` is the default for a model of this size on this device."""
     copier: OutputCopier | None = None
+    """``None`` on a device that computes synchronously."""
+    adapters: Adapters | None = None
+    """``None``: rows with adapters are refused."""
     compute: Compute = Factory(lambda self: self.loaded.backbone, takes_self=True)
     """Computes the backbone's output: the backbone itself, or something faster whose output agrees."""
-    pads: bool = True
+    capture: Capture | None = None
     masks_padding: bool = True
     """Otherwise only rows of one length are computed together."""
-    dimensions: int = field(default=0, init=False)
-    embeds_width: int = field(default=0, init=False)
-    probe_request: PoolingRequest | None = field(default=None, init=False)
-    choose: Callable[[], object] | None = None
-    """Replaces ``compute``, and what depends on it; ``None`` once it has."""
-    capture: Callable[[int], str] | None = None
-    """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
-    description: RunnerDescription | None = field(default=None, init=False)
-    why_float32: str = field(default="", init=False)
-    """Why float32 computes it where ``--dtype auto`` would choose another dtype; empty if it does not."""
-    adapters: Adapters | None = field(default=None, init=False)
-    """``None``: rows with adapters are refused."""
-
-    concurrent_launches = 1
-    has_own_threads = False
-    background_launches = 0
-    cosine_with_float32 = None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PooledBatch:
@@ -98,7 +85,7 @@ class TransformerRunner:
         Raises ``RunnerDeadError`` once the CUDA context is lost, ``OutOfDeviceMemoryError``, and ``AdapterError``.
         """
         use_device(self.params.device)
-        if self.on_cpu:
+        if self.facts.on_cpu:
             threads = granted_threads(torch.get_num_threads())
             if threads != torch.get_num_threads():
                 torch.set_num_threads(threads)
@@ -118,32 +105,45 @@ class TransformerRunner:
         return self.copier.start(tensors, split)
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def warmed_up(self) -> "TransformerRunner":
         """Try the heads, and whether the model masks padding and accepts token embeddings."""
-        self.try_heads()
+        facts = self.with_heads_tried().facts
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.params.pad_token_id], dtype=np.int32)
         rows, backbone = (ids, ids[:PADDED_TOKENS]), self.loaded.backbone
         how: dict[str, Any] = {"pad_token_id": self.params.pad_token_id, "device": self.params.device}
         states = states_of(backbone, [*map(RenderedPrompt, rows)], **how)
-        self.masks_padding = masks_padding(backbone, rows, states, **how)
         if backbone.embeds_width and accepts_embeds(backbone, backbone, rows, states, PROBE_TOLERANCE, **how):
-            self.embeds_width = backbone.embeds_width
+            facts = evolve(facts, embeds_width=backbone.embeds_width)
+        return evolve(self, facts=facts, masks_padding=masks_padding(backbone, rows, states, **how))
+
+    def computing(self, computation: Computation, fingerprint: str) -> "TransformerRunner":
+        """Compute with ``computation``, on which the heads are tried. Raises what they raise."""
+        about = computation.about if self.masks_padding else (*computation.about, ONE_LENGTH)
+        facts = evolve(
+            self.facts,
+            pads=computation.pads,
+            computation=about,
+            computed_by=self.facts.computed_by._replace(fingerprint=fingerprint),
+        )
+        runner = evolve(self, compute=computation.compute, capture=computation.capture, facts=facts)
+        return runner.with_heads_tried()
 
     @torch.inference_mode()
-    def try_heads(self) -> None:
-        """Compute a short row with each head; set ``dimensions`` and ``probe_request``. Raises what the heads raise."""
+    def with_heads_tried(self) -> "TransformerRunner":
+        """Compute a short row with each head: the first one probes, and the widths are the facts' dimensions."""
         no_padding = int(self.params.pad_token_id == 0)  # the padding token may be the vocabulary's last
         prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
-        widths = {}
+        probe, widths = None, {}
         for param_type in PROBED:
             if param_type in self.loaded.heads:
                 request = PoolingRequest(prompt, (param_type(),))
                 (output,) = self._compute(Batch((request,)))
                 self._require_finite(output.rows.tensor, request)
-                self.probe_request = self.probe_request or request
+                probe = probe or request
                 widths[param_type] = output.rows.tensor.shape[-1]
-        self.dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
+        dimensions = widths.get(Embed) or widths.get(TokenEmbed) or 0
+        return evolve(self, facts=evolve(self.facts, dimensions=dimensions, probe_request=probe))
 
     def _require_finite(self, output: torch.Tensor, request: PoolingRequest) -> None:
         if not output.isfinite().all():
@@ -153,57 +153,34 @@ class TransformerRunner:
             where = f" from {module} on" if module else ""
             raise NotFiniteError(f"its output contains infinities or NaN{where}, although its weights contain none")
 
-    def choose_computation(self) -> None:
-        """Choose how batches are computed, unless that is done. May block for minutes. Raises ``ModelLoadError``."""
-        choose, self.choose = self.choose, None
-        if choose is not None:
-            choose()
-
     def return_memory(self) -> None:
         """Do nothing: torch caches no memory on CPU, and a GPU's memory is for batches."""
 
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Choose how batches are computed; return their token budget.
+    def fitted(self, wanted_batch_tokens: int | None) -> "TransformerRunner":
+        """Set the token budget of batches, by default the one that suits the device.
 
-        By default the budget suits the device. On CPU this may convert the model, and block for minutes; on a GPU
-        it computes full batches, and captures graphs for batches up to the budget. Raises ``ModelLoadError``.
+        On a GPU, this computes full batches, and captures graphs for batches up to the budget. Blocks.
+        Raises ``ModelLoadError``.
         """
-        self.choose_computation()
-        budget = wanted_batch_tokens or self.default_batch_tokens
-        if self.on_cpu:
-            return budget
-        params = tuple(kind() for kind in PROBED if kind in self.loaded.heads)
-        fit = partial(fit_budget, self._compute_all, max_tokens=self.params.max_tokens, params=params)
-        budget = fit(budget)
-        captured = ""
-        if self.capture is not None:
-            captured = self.capture(budget)
-            while fit(budget) < budget:  # graphs take memory, too
-                budget //= 2
+        budget = wanted_batch_tokens or self.facts.max_batch_tokens
+        about = self.facts.computation
+        if not self.facts.on_cpu:
+            params = tuple(kind() for kind in PROBED if kind in self.loaded.heads)
+            fit = partial(fit_budget, self._compute_all, max_tokens=self.params.max_tokens, params=params)
+            budget = fit(budget)
+            captured = ""
+            if self.capture is not None:
                 captured = self.capture(budget)
-        if self.description is not None:
-            about = (*self.description.computation, *filter(None, [captured]), f"batches of {budget} tokens")
-            self.description = evolve(self.description, computation=about)
-        return budget
+                while fit(budget) < budget:  # graphs take memory, too
+                    budget //= 2
+                    captured = self.capture(budget)
+            about = (*about, *filter(None, [captured]), f"batches of {budget} tokens")
+        return evolve(self, facts=evolve(self.facts, max_batch_tokens=budget, computation=about))
 
     def _compute_all(self, batches: Sequence[Batch]) -> None:
         handles = [self.launch(batch) for batch in batches]
         torch.get_device_module(self.params.device).synchronize(self.params.device)
         del handles
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether it computes rows that have an adapter."""
-        return self.adapters is not None
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether it computes on this machine's cores."""
-        return self.params.device.type == "cpu"
-
-    def describe(self) -> str:
-        """Return one line for the log."""
-        return "" if self.description is None else str(self.description)
 
     def _compute(self, batch: Batch) -> list[HeadOutput]:
         """Return the heads' outputs, on the device. Rows that only look up weights of tokens have no forward pass."""

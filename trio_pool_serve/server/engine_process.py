@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import trio
 from attrs import asdict
@@ -36,7 +36,7 @@ from trio_pool_serve.telemetry.snapshots import (
 )
 from trio_pool_serve.telemetry.start_display import end_display, show_steps_with
 from trio_pool_serve.threads.offload import Offload, limit_openmp_spinning, relative_niceness
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import Prepare
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +66,12 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
     metrics.add_gauges(process_gauges)
     source = next(source for source in config.sources if source.name == replica.model)
 
-    def load() -> Runner:
-        module, _, function = job.loader.partition(":")
-        runner = load_model(config, source, getattr(import_module(module), function), offload)
+    def load() -> Prepare:
+        prepare = load_model(config, source, resolve_name(job.loader), offload)
         if not job.cores:
-            return runner
-        return SharingRunner(runner, [SharedCores.open(Path(job.cores), replica.process, replica.processes)])
+            return prepare
+        cores = SharedCores.open(Path(job.cores), replica.process, replica.processes)
+        return lambda params: SharingRunner(prepare(params), [cores])
 
     zone = config.hosts.zone if job.socket_folder else ""  # known only on the API processes' machine
     engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
@@ -105,7 +105,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
                 if job.key:
                     listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG)
                     address = str(HostAddress(job.address, listeners[0].socket.getsockname()[1]))
-                await send_to_parent(channel, Loaded(sendable(engine.worker.loaded.describe()), address, os.getpid()))
+                await send_to_parent(channel, Loaded(sendable(str(engine.worker.facts)), address, os.getpid()))
                 if job.socket_folder:
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                     nursery.start_soon(_keep_sending, channel, Alive, config.scheduling.silence_timeout_s / TICKS)

@@ -77,9 +77,7 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             nursery.start_soon(engine.worker.run)
             nursery.start_soon(_leave_while_loading, engine, ending)
             await engine.worker.dispatcher.wait_ready()
-            logger.info(
-                "loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.description
-            )
+            logger.info("loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.facts)
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)
             nursery.cancel_scope.cancel(reason="drained")

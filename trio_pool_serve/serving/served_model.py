@@ -20,7 +20,7 @@ from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.gauges import Gauges
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Adapter, ComputedBy
+from trio_pool_serve.types import Adapter, RunnerFacts
 
 ModelState: TypeAlias = Literal["loading", "loaded", "draining", "unloading", "unloaded"]
 """draining: to be unloaded once the requests that use it have ended. unloading: its memory is being freed."""
@@ -35,10 +35,8 @@ class ServedModel:
     loaded: Model | None = None
     folder: AnyModelFolder | None = None
     """Its files; known from the first load on, or read at start if it is not loaded then."""
-    cosine_with_float32: float | None = None
-    """As of the last load."""
-    computed_by: ComputedBy = field(default=ComputedBy(), kw_only=True)
-    """As of the last load."""
+    facts: RunnerFacts = field(default=RunnerFacts(max_batch_tokens=0), kw_only=True)
+    """The facts of the engine, with ``Model.computed_by``, as of the last load."""
     adapters: dict[str, ServedAdapter] = field(
         init=False,
         default=Factory(
@@ -102,7 +100,7 @@ class ServedModel:
     def finish_loading(self, model: Model) -> None:
         """Let requests use ``model``, which is loaded."""
         self.loaded, self.folder = model, model.folder
-        self.cosine_with_float32, self.computed_by = model.engine.facts.cosine_with_float32, model.computed_by
+        self.facts = evolve(model.engine.facts, computed_by=model.computed_by)
         self.state, self.is_new = "loaded", False
         self.idle_since = trio.current_time()
         self.settled.set()
@@ -110,7 +108,7 @@ class ServedModel:
     @property
     def dimensions(self) -> int:
         """The length of its vectors; 0 if it has none, or is not loaded."""
-        return 0 if self.loaded is None else self.engine.facts.dimensions
+        return 0 if self.loaded is None else self.facts.dimensions
 
     @property
     def shown_state(self) -> ModelState:

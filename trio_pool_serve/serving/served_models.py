@@ -138,8 +138,8 @@ class ServedModels(NamedModels):
         await maker.announce_to_hosts(served.source, folder)
         await served.engine.wait_ready()
         devices = served.engine.devices
-        if devices.description:
-            logger.info("loaded in %.1f s: %s: %s", devices.memory.loading_s, served.source.name, devices.description)
+        if devices.is_local:  # an engine process logs this itself
+            logger.info("loaded in %.1f s: %s: %s", devices.memory.loading_s, served.source.name, devices.facts)
         of_tasks = await served.check_adapters(folder, offload)
         served.finish_loading(maker.make_model(served, folder, renderer, of_tasks))
         maker.metrics.model_changes["loads"].inc()
@@ -358,7 +358,7 @@ class ServedModels(NamedModels):
         places = self.maker.places
         remote = {} if places is None or places.supervisor is None else places.supervisor.descriptions
         loaded = {name: served.engine.devices for name, served in self.by_name.items() if served.state == "loaded"}
-        return {**remote, **{name: each.description for name, each in loaded.items() if each.description}}
+        return {**remote, **{name: str(each.facts) for name, each in loaded.items() if each.is_local}}
 
     @property
     def present(self) -> list[ServedModel]:

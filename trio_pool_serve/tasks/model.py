@@ -47,7 +47,7 @@ class Model:
         folder = self.folder
         adapters = [each.digest for each in (*self.task_adapters.values(), self.adapter) if each is not None]
         prompts = folder.default_prompt_name, folder.default_prompt, folder.chat_template
-        loaded_by = self.engine.devices.computed_by
+        loaded_by = self.engine.facts.computed_by
         return _with_settings(loaded_by, self.long_text, folder.max_model_len, *prompts, *adapters)
 
     def admit(self, work: EstimatedWork) -> AdmittedRequest:

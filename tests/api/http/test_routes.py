@@ -14,7 +14,7 @@ from tests.api.dialects.test_every_dialect import COMPUTED, example, place
 from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import connect, serving
 from tests.conftest import client_of, listening, running
-from tests.scripted_runner import ScriptedRunner, described
+from tests.scripted_runner import ScriptedRunner, computed_by
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.service import Service
 
@@ -194,7 +194,7 @@ async def card_of(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def test_every_response_that_a_model_computed_has_the_fingerprint_of_the_list(config):
-    async with asked(config, ScriptedRunner(description=described("0123456789abcdef", "bfloat16"))) as client:
+    async with asked(config, ScriptedRunner(computed_by=computed_by("0123456789abcdef", "bfloat16"))) as client:
         card = await card_of(client)
         assert (card["dtype"], card["backend"]) == ("bfloat16", "torch")
         assert re.fullmatch("[0-9a-f]{16}", card["fingerprint"])
@@ -221,7 +221,7 @@ async def test_a_runner_that_says_nothing_of_itself_has_no_fingerprint(config):
 async def test_settings_that_change_inputs_change_the_fingerprint_and_others_do_not(config):
     async def fingerprint(weights: str = "0123456789abcdef", **settings: Any) -> str:
         changed = attrs.evolve(config, loading=ModelConfig(**settings))
-        async with asked(changed, ScriptedRunner(description=described(weights))) as client:
+        async with asked(changed, ScriptedRunner(computed_by=computed_by(weights))) as client:
             return (await card_of(client))["fingerprint"]
 
     first = await fingerprint()

@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 
 import trio_pool_serve
 from tests.api.serving import serving, until_launching
@@ -176,7 +177,8 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
 @pytest.fixture
 def probed(service: Service) -> Service:
     """A service whose device has a row to probe it by, as loaded runners have."""
-    service.default.engine.devices.loaded.probe_request = PROBE
+    devices = service.default.engine.devices
+    devices._facts = evolve(devices.facts, probe_request=PROBE)
     return service
 
 

@@ -16,7 +16,7 @@ from attrs import define, field
 from tests.conftest import until
 from tests.engine.engines import linked_engine
 from tests.engine.remote.replicas import Replica, keys_of, request
-from tests.scripted_runner import described
+from tests.scripted_runner import computed_by
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.places import host_places
@@ -180,18 +180,18 @@ async def test_a_server_without_weights_takes_those_of_its_first_engine_until_al
 
 async def test_engines_that_compute_in_other_data_types_are_told_apart(make, serve, caplog):
     first, second = make(1, identity="1"), make(2, identity="2")
-    first.runner.description, second.runner.description = described("1" * 16), described("2" * 16, "bfloat16")
+    first.runner.computed_by, second.runner.computed_by = computed_by("1" * 16), computed_by("2" * 16, "bfloat16")
     async with living(first, second), serve(first) as hosts:
         await hosts.engine.wait_ready()
-        assert hosts.workers["m"].computed_by == ("1" * 16, "float32", "torch")
+        assert hosts.workers["m"].facts.computed_by == ("1" * 16, "float32", "torch")
         hosts.change(first, second)
         await until(lambda: len(hosts.engine.queue.dispatcher.devices) == 2)
         both = (f"{'1' * 16}, {'2' * 16}", "bfloat16, float32", "torch")
-        assert hosts.workers["m"].computed_by == both
+        assert hosts.workers["m"].facts.computed_by == both
         assert [host["engines"][0]["dtype"] for host in hosts.described()] == ["float32", "bfloat16"]
         assert "the engines of m compute with different fingerprints: " in caplog.text
         hosts.change(second)
-        await until(lambda: hosts.workers["m"].computed_by == ("2" * 16, "bfloat16", "torch"))
+        await until(lambda: hosts.workers["m"].facts.computed_by == ("2" * 16, "bfloat16", "torch"))
 
 
 async def test_hosts_join_and_leave_with_the_file_and_one_that_leaves_computes_what_it_has_first(make, serve):

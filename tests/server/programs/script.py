@@ -50,11 +50,8 @@ class PlacedRunner(ScriptedRunner):
     """Says on which device it computes, as far as this process sees."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(on_launch=follow_script)
-        self.device = device
-
-    def describe(self) -> str:
-        return f"{self.device} of CUDA_VISIBLE_DEVICES={visible_devices()}"
+        placed = f"{device} of CUDA_VISIBLE_DEVICES={visible_devices()}"
+        super().__init__(on_launch=follow_script, model_type=placed)
 
 
 def visible_devices() -> str | None:

@@ -70,8 +70,8 @@ def model_object(service: Service, served: ServedModel, name: str) -> dict[str, 
     as is memory that is not measured: see ``ModelMemory`` and ``ComputedBy``. ``cosine_with_float32`` is only there for
     a quantised model: the mean over some texts.
     """
-    folder, cosine, memory = served.folder, served.cosine_with_float32, served.engine.devices.memory
-    computed_by = served.computed_by if served.loaded is None else served.loaded.computed_by
+    folder, cosine, memory = served.folder, served.facts.cosine_with_float32, served.engine.devices.memory
+    computed_by = served.facts.computed_by if served.loaded is None else served.loaded.computed_by
     tasks, length = ([], None) if folder is None else (tasks_of(folder), folder.max_model_len)
     known = {
         "max_model_len": length,

@@ -41,7 +41,7 @@ def tagged(name: str) -> str:
 
 
 def _details(served: ServedModel, folder: AnyModelFolder) -> dict[str, object]:
-    family, dtype = folder.model_type, served.computed_by.dtype
+    family, dtype = folder.model_type, served.facts.computed_by.dtype
     known = {"context_length": folder.max_model_len, "embedding_length": served.dimensions}
     return {
         "parent_model": "",
@@ -60,7 +60,7 @@ def _time(seconds: float) -> str:
 
 def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, object]:
     """Return what all routes say of a model. Its size is that in memory, which is known without reading files."""
-    source = f"{served.source.shown_location} {served.computed_by.fingerprint}"
+    source = f"{served.source.shown_location} {served.facts.computed_by.fingerprint}"
     memory = served.engine.devices.memory
     return {
         "name": tagged(name),

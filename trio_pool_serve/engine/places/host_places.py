@@ -283,10 +283,13 @@ class HostPlaces:
             if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
                 place.loaded, place.digest = model, theirs
                 logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
-                used = self.workers[model].computed_by.fingerprint
-                if used not in ("", hello.fingerprint):
+                others = [other.link.hello for other in self.places.values() if other.model == model]
+                fingerprints = {each.fingerprint for each in (hello, *filter(None, others))}
+                if len(fingerprints) > 1:
                     logger.warning(
-                        "the engines of %s compute with different fingerprints: %s, %s", model, used, hello.fingerprint
+                        "the engines of %s compute with different fingerprints: %s",
+                        model,
+                        ", ".join(sorted(fingerprints)),
                     )
                 return self.workers[model].use(link, hello)
         if hello.model in self.workers:

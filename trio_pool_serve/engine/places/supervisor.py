@@ -50,7 +50,7 @@ class LoadingStep(msgspec.Struct, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):
-    """The model is loaded: ``Runner.describe()``, and the address at which the process listens."""
+    """The model is loaded: its ``RunnerFacts`` as text, and the address at which the process listens."""
 
     description: str
     address: str

@@ -14,7 +14,6 @@ from typing import Any
 
 import trio
 from attrs import define, field
-from msgspec.structs import asdict
 
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
@@ -49,14 +48,14 @@ from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import Prepare
 
 
 @define(eq=False)
 class DeviceServer:
     """Computes the batches of API processes on one runner, which ``load()`` returns: see ``Worker``."""
 
-    load: Callable[[], Runner]
+    load: Callable[[], Prepare]
     offload: Offload
     metrics: EngineMetrics
     scheduling: SchedulingConfig = field(factory=SchedulingConfig)
@@ -79,24 +78,20 @@ class DeviceServer:
 
     def hello(self) -> Hello:
         """Return the first message of each connection."""
-        runner = self.worker.loaded
-        return Hello(
-            **asdict(self.worker.facts),
+        memory = self.worker.memory
+        return Hello.of(
+            self.worker.facts,
             zone=self.zone,
-            resident_bytes=self.worker.memory.resident_bytes,
-            device_bytes=self.worker.memory.device_bytes,
-            launches=runner.concurrent_launches,
-            pads=runner.pads,
-            planned_launches=runner.background_launches,
-            **self.worker.computed_by._asdict(),
+            resident_bytes=memory.resident_bytes,
+            device_bytes=memory.device_bytes,
             **self.about,
         )
 
     @property
     def most_batches(self) -> int:
         """Maximum batches that an API process may have here at a time, planned ones included."""
-        runner = self.worker.loaded
-        return CREDITS * runner.concurrent_launches + max(runner.concurrent_launches, runner.background_launches)
+        facts = self.worker.facts
+        return CREDITS * facts.concurrent_launches + max(facts.concurrent_launches, facts.background_launches)
 
     @property
     def budget(self) -> int:

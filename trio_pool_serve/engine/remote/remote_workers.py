@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.engine.devices import Devices
 from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics, ModelMemory
@@ -12,7 +12,7 @@ from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.types import ComputedBy
+from trio_pool_serve.types import ComputedBy, RunnerFacts
 
 
 @define(eq=False)
@@ -33,7 +33,8 @@ class RemoteWorkers(Devices):
     _used: dict[RemoteDevice, None] = field(init=False, factory=dict)
     """The links to device servers that have been ready lately."""
 
-    _computed_by: ComputedBy = field(init=False, default=ComputedBy())
+    _merged: list[RemoteDevice] = field(init=False, factory=list)
+    """The links whose ``computed_by`` is in the facts."""
 
     def __attrs_post_init__(self) -> None:
         self.links = [
@@ -55,7 +56,7 @@ class RemoteWorkers(Devices):
     def use(self, link: RemoteDevice, hello: Hello) -> ModelQueue:
         """Use a device server that is ready, one of ``connectors`` or one that joins; return the queue of its rows."""
         if not self.dispatcher.devices:
-            self._facts = hello
+            self._facts, self._merged = hello.facts, []
         self._used = dict.fromkeys([*self._ready, link])
         return self.queue
 
@@ -69,12 +70,18 @@ class RemoteWorkers(Devices):
         return [each.hello for each in self._used if each.hello is not None]
 
     @property
-    def computed_by(self) -> ComputedBy:
-        """The values of all ready device servers; without one, those of the latest."""
-        if hellos := self._hellos:
+    def facts(self) -> RunnerFacts:
+        """Facts of the first device server that was ready, and ``computed_by`` of all that are ready.
+
+        Raises ``EngineLoadingError`` before one has been ready.
+        """
+        facts, ready = super().facts, self._ready
+        if ready and ready != self._merged:
+            hellos = self._hellos
             each = [{getattr(hello, name) for hello in hellos} - {""} for name in ComputedBy._fields]
-            self._computed_by = ComputedBy(*(", ".join(sorted(values)) for values in each))
-        return self._computed_by
+            facts = evolve(facts, computed_by=ComputedBy(*(", ".join(sorted(values)) for values in each)))
+            self._facts, self._merged = facts, ready
+        return facts
 
     def note_admitted(self) -> None:
         """Tell device servers if admitted tokens have doubled: in a flood, no credit returns soon."""

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trio_pool_serve.processes.framed_stream import MAX_TEXT
-from trio_pool_serve.types import Adapter, ImageFeatures, PoolingParams, PoolingRequest, RenderedPrompt
+from trio_pool_serve.types import (
+    Adapter,
+    ComputedBy,
+    ImageFeatures,
+    PoolingParams,
+    PoolingRequest,
+    RenderedPrompt,
+    RunnerFacts,
+)
 
 FULL_FRAME_ROWS = 1024
 """A frame with this many rows is sent before more are added."""
@@ -130,33 +138,19 @@ when one is done, even if other processes have none. With one credit, a process 
 rows/s (simulated, passes of 13 ms). A credit returns with the answers to a batch."""
 
 
-class DeviceFacts(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about a device, known once its model is loaded. As ``Hello`` they are sent: a change is one of the wire."""
-
-    dimensions: Size
-    """Length of the vectors before truncation; 0 if the model has none."""
-    embeds_width: Size
-    """Width of token embeddings accepted instead of ids; 0 if none are accepted."""
-    max_batch_tokens: Size
-    cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
-    """Agreement of a quantised model with float32; ``None`` for other models."""
-    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
-    """A row that the model can compute: token ids, and the ``wire_name`` of params with defaults."""
-
-    @property
-    def probe_request(self) -> PoolingRequest | None:
-        """A row of a few tokens that the model can compute; ``None`` if none is known."""
-        if self.probe is None or (kind := PoolingParams.by_name.get(self.probe[1])) is None:
-            return None
-        return PoolingRequest(RenderedPrompt(np.array(self.probe[0], np.int32)), (kind(),))
-
-
-class Hello(DeviceFacts, tag=True, frozen=True):
-    """The first message of an engine process: facts about the loaded model and its batches.
+class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The first message of an engine process: facts about the loaded model, and the process.
 
     Only engines for other machines set ``model``, ``files``, ``weights`` and ``identity``.
     """
 
+    dimensions: Size
+    """This and the following fields are as in ``RunnerFacts``."""
+    embeds_width: Size
+    max_batch_tokens: Size
+    cosine_with_float32: Annotated[float, msgspec.Meta(ge=-1.1, le=1.1)] | None = None
+    probe: tuple[Annotated[list[Size], msgspec.Meta(max_length=4096)], Name] | None = None
+    """A row that the model can compute: token ids, and the ``wire_name`` of params with defaults."""
     model: Name = ""
     """The model's name there."""
     files: Name = ""
@@ -169,15 +163,47 @@ class Hello(DeviceFacts, tag=True, frozen=True):
     device_bytes: Bytes = 0
     """Memory of the model there: see ``ModelMemory``."""
     launches: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    """Batches computed at a time."""
+    """``concurrent_launches``: batches computed at a time."""
     pads: bool = True
-    """Whether padding is computed."""
     planned_launches: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    """Planned batches computed beside others at idle priority; 0 if they wait until there are no others."""
+    """``background_launches``: planned batches computed beside others; 0 if they wait until there are no others."""
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
     dtype: Name = ""
     backend: Name = ""
-    """See ``ComputedBy``."""
+
+    @classmethod
+    def of(cls, facts: RunnerFacts, **about: Any) -> "Hello":
+        """Return the message with the facts that API processes need, and other fields."""
+        probe = facts.probe_request
+        return cls(
+            facts.dimensions,
+            facts.embeds_width,
+            facts.max_batch_tokens,
+            facts.cosine_with_float32,
+            None if probe is None else (probe.prompt.token_ids.tolist(), probe.params[0].wire_name),
+            launches=facts.concurrent_launches,
+            pads=facts.pads,
+            planned_launches=facts.background_launches,
+            **facts.computed_by._asdict(),
+            **about,
+        )
+
+    @property
+    def facts(self) -> RunnerFacts:
+        """The facts in the message. A probe row whose params this process does not know is left out."""
+        ids, name = self.probe or ([], "")
+        kind = PoolingParams.by_name.get(name)
+        return RunnerFacts(
+            dimensions=self.dimensions,
+            embeds_width=self.embeds_width,
+            max_batch_tokens=self.max_batch_tokens,
+            cosine_with_float32=self.cosine_with_float32,
+            probe_request=None if kind is None else PoolingRequest(RenderedPrompt(np.array(ids, np.int32)), (kind(),)),
+            concurrent_launches=self.launches,
+            pads=self.pads,
+            background_launches=self.planned_launches,
+            computed_by=ComputedBy(self.fingerprint, self.dtype, self.backend),
+        )
 
 
 class Values(msgspec.Struct, array_like=True):

@@ -78,8 +78,8 @@ class ExportedModel:
         ids = np.random.default_rng(0).integers(self.folder.vocab_size, size=3 * ROW_TOKENS).astype(np.int32)
         short, long = RenderedPrompt(ids[:ROW_TOKENS]), RenderedPrompt(ids)
         try:
-            alone = runner.value_of(short)
-            computed = runner.launch(Batch(tuple(PoolingRequest(row, (runner.compared[0],)) for row in (short, long))))
+            alone, params = runner.value_of(short), (self._model.compared[0],)
+            computed = runner.launch(Batch(tuple(PoolingRequest(row, params) for row in (short, long))))
         except RuntimeError as error:
             raise self._unusable(str(error)) from error
         assert isinstance(computed, CopiedBatch)  # noqa: S101  (on CPU)

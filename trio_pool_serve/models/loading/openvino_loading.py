@@ -27,6 +27,7 @@ from trio_pool_serve.models.loading.converter import (
     MakeConverter,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.adapter_store import AdapterStore
 from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.runner.cpu_features import cpu_name, dtype_on_cpu, has_native_bfloat16
@@ -37,12 +38,11 @@ from trio_pool_serve.runner.openvino.converted_model import (
     is_near,
 )
 from trio_pool_serve.runner.openvino.trial import BatchesTrial, rows_per_s, try_batches
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.shared_cores import usable_cores
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, installed_versions, written
 from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Adapter, PoolingRequest, Runner
+from trio_pool_serve.types import Adapter, ComputedBy, PoolingRequest, Prepare, Runner, RunnerParams
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ FLOAT16 = (
     "this warning; --dtype float32 is more exact than float16."
 )
 
-LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Runner]
+LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Prepare]
 """Loads a model with torch; the last argument says why torch computes it."""
 
 
@@ -72,8 +72,11 @@ class CpuModel:
     parts: Sequence[Path] = field(init=False, default=())
     """The exported file and its weights, if torch cannot load the model."""
 
-    def open(self) -> Runner:
-        """Return its runner, whose ``prepare`` may convert the model. Blocks for seconds. Raises ``ModelLoadError``."""
+    def open(self) -> Prepare:
+        """Load the model if it is converted; the returned function converts it otherwise. Blocks for seconds.
+
+        Raises ``ModelLoadError``.
+        """
         if self.config.dtype == "float16":
             logger.warning(FLOAT16, self.folder.path.name, self._dtype)
         if self.config.backend not in ("auto", "openvino"):
@@ -81,15 +84,15 @@ class CpuModel:
         if reason := self._why_not_openvino():
             return self._by_torch(reason)
         self.entry = self._entry()
-        if (runner := self._read()) is not None:
-            return runner
+        if (prepare := self._read()) is not None:
+            return prepare
         if reason := why_not_torch(self.folder.transformer_path):
             return self._open_exported(reason)
         try:
             converter = self.make_converter(self._job())
         except OSError as error:  # no processes or no memory
             return self._by_torch(f"the process that converts it cannot be started: {error}")
-        return UnconvertedModel(partial(self._convert, converter))
+        return lambda params: self._convert(converter)(params)
 
     def _why_not_openvino(self) -> str:
         """Return why OpenVINO does not compute the model in any case; empty if it may."""
@@ -134,8 +137,8 @@ class CpuModel:
     def _dtype(self) -> str:
         return "int8" if self.config.dtype == "int8" else dtype_on_cpu(self.config.dtype)
 
-    def _open_exported(self, reason: str) -> Runner:
-        """Return the runner of an exported file, as torch cannot load the model. Raises ``ModelLoadError``."""
+    def _open_exported(self, reason: str) -> Prepare:
+        """Load or convert an exported file, as torch cannot load the model. Raises ``ModelLoadError``."""
         # Imported here: an optional dependency.
         from trio_pool_serve.models.loading.exported_model import ExportedModel, file_to_convert
 
@@ -144,20 +147,21 @@ class CpuModel:
         states = {**file_states(self.folder.path, self.parts), **self.folder.file_states}
         self.folder = evolve(self.folder, file_states=states)
         self.entry = self._entry()
-        if (runner := self._read()) is not None:
-            return runner
-        return UnconvertedModel(partial(self._convert, ExportedModel(self.folder, file, self._dtype, reason)))
+        if (prepare := self._read()) is not None:
+            return prepare
+        exported = ExportedModel(self.folder, file, self._dtype, reason)
+        return lambda params: self._convert(exported)(params)
 
-    def _convert(self, converter: Converter) -> Runner:
+    def _convert(self, converter: Converter) -> Prepare:
         with closing(converter), nullcontext() if self.entry is None else self.entry.locked():
-            if (runner := self._read()) is not None:  # another process was faster
-                return runner
+            if (prepare := self._read()) is not None:  # another process was faster
+                return prepare
             takes_long = ", in int8: this takes a while" if self._dtype == "int8" else ""
             logger.info("converting %s for OpenVINO%s", self.folder.path.name, takes_long)
             try:
                 with written(partial(self._write, converter), self.entry) as (path, model):
                     converter.close()  # its memory is free before the model is loaded
-                    return self._runner_of(path, model)
+                    return self._load(path, model)
             except UnusableGraphError as refusal:
                 reason = str(refusal).rstrip(".")
                 if self.entry is not None:
@@ -180,8 +184,8 @@ class CpuModel:
         kind, imports = self.folder.kind, [*imported_plugins, self.folder.kind.read.__module__]
         return ConversionJob(str(self.folder.path), self.config, imports, kind.load, not self.offload.is_serving)
 
-    def _read(self) -> Runner | None:
-        """Return the runner of the cached conversion; ``None`` if there is none, or if it computes something else."""
+    def _read(self) -> Prepare | None:
+        """Load the cached conversion; return ``None`` if there is none, or if it computes something else."""
         if self.entry is None:
             return None
         refused = self._found_here(self.entry, "refused").read(ConvertedModel)
@@ -193,7 +197,7 @@ class CpuModel:
         if model.is_old() and self._can_choose and not self.offload.is_serving and os.access(self.entry.path, os.W_OK):
             return None
         try:
-            return self._runner_of(self.entry.path, model)
+            return self._load(self.entry.path, model)
         except (RuntimeError, OSError, ValueError) as error:
             logger.warning(
                 "the converted model in %s cannot be used, and is converted again: %s",
@@ -202,7 +206,7 @@ class CpuModel:
             )
             return None
 
-    def _runner_of(self, folder: Path, model: ConvertedModel) -> Runner:
+    def _load(self, folder: Path, model: ConvertedModel) -> Prepare:
         if reason := self._why_torch(model):
             return self._by_torch(reason)
         # Imported here: an optional dependency.
@@ -217,17 +221,38 @@ class CpuModel:
             runner = OpenVinoRunner.of_folder(
                 folder, model, CompileParams(PRECISIONS[dtype], cores // batches, batches)
             )
-            return rows_per_s(runner.launch, PoolingRequest(check.prompt, (runner.compared[0],)), batches, cores)
+            return rows_per_s(runner.launch, PoolingRequest(check.prompt, (model.compared[0],)), batches, cores)
 
         chosen = self._choose_batches(measure, cores)
         params = CompileParams(PRECISIONS[dtype], cores, offload.launch, offload.cores_shared_by, offload.idle_launches)
-        runner = OpenVinoRunner.of_folder(folder, model, params, self._describe(model, chosen))
-        runner.load_by_torch = partial(self.load_by_torch, self.folder, self.config, self.offload, "token embeddings")
+        runner = OpenVinoRunner.of_folder(folder, model, params, takes_adapters=True, **self._facts(model, chosen))
         if not is_near(runner.value_of(check.prompt), check.value, CHECK_SLACK[dtype]):
             raise ValueError("its output for a short row differs")
-        runner.adapters = GraphAdapters(runner.programs, model.modules, read_adapter)
-        if self._can_choose and (reason := self._why_not_adapters(runner.adapters.store)):
+        adapters = GraphAdapters(runner.programs, model.modules, read_adapter)
+        if self._can_choose and (reason := self._why_not_adapters(adapters.store)):
             return self._by_torch(reason)
+
+        def prepare(params: RunnerParams) -> Runner:
+            for_embeds = self._load_for_embeds(model) if params.takes_embeds else None
+            facts = evolve(
+                runner.facts,
+                max_batch_tokens=params.max_batch_tokens or runner.facts.max_batch_tokens,
+                embeds_width=0 if for_embeds is None else for_embeds.facts.embeds_width,
+            )
+            return evolve(runner, facts=facts, adapters=adapters, for_embeds=for_embeds)
+
+        return prepare
+
+    def _load_for_embeds(self, model: ConvertedModel) -> Runner | None:
+        """Load the model by torch for rows of token embeddings, if it takes any. Blocks. Raises ``ModelLoadError``."""
+        if model.embeds_width is None:
+            raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
+        if not model.embeds_width:
+            return None
+        before = resident_bytes()
+        runner = self.load_by_torch(self.folder, self.config, self.offload, "token embeddings")(RunnerParams())
+        took = (resident_bytes() - before) / 2**20
+        logger.info("--enable-prompt-embeds: torch computes token embeddings, which takes %.0f MiB", took)
         return runner
 
     def _why_not_adapters(self, store: AdapterStore[Any]) -> str:
@@ -269,8 +294,8 @@ class CpuModel:
         offload.launch = offload.cores_shared_by = trial.batches
         return trial.what
 
-    def _by_torch(self, reason: str) -> Runner:
-        """Return the runner that computes with torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
+    def _by_torch(self, reason: str) -> Prepare:
+        """Load the model with torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
         if self._dtype == "int8":
             raise ModelLoadError(f"--dtype int8: {reason}.")
         if self.config.backend == "openvino":
@@ -291,26 +316,20 @@ class CpuModel:
         """Whether torch may compute the model as well."""
         return self.config.backend == "auto" and not why_not_torch(self.folder.transformer_path)
 
-    def _describe(self, model: ConvertedModel, batches: str) -> RunnerDescription:
+    def _facts(self, model: ConvertedModel, batches: str) -> dict[str, Any]:
+        """Return the facts of its runner that the conversion does not have."""
         dtype = self._dtype if model.is_rounded else "float32"
         computed_in = f"{dtype} weights in float32" if model.why_float32 and model.is_rounded else dtype
-        return RunnerDescription(
-            model_type=self.folder.model_type,
-            parameters=model.parameters,
-            weight_bytes=model.weight_bytes,
-            dtype=dtype,
-            requested_dtype=self.config.dtype,
-            device="cpu",
-            heads=model.about_heads,
-            dimensions=model.dimensions,
-            max_tokens=self.folder.max_model_len,
-            backend="openvino",
-            computation=(_about(model), *filter(None, [batches])),
-            why_float32=model.why_float32,
-            fingerprint=fingerprint_of_loaded(
-                *(self.folder.path, self.config, self.parts, computed_in, "openvino"), as_read=self.folder.file_states
-            ),
+        fingerprint = fingerprint_of_loaded(
+            *(self.folder.path, self.config, self.parts, computed_in, "openvino"), as_read=self.folder.file_states
         )
+        return {
+            "computed_by": ComputedBy(fingerprint, dtype, "openvino"),
+            "requested_dtype": self.config.dtype,
+            "model_type": self.folder.model_type,
+            "max_tokens": self.folder.max_model_len,
+            "computation": (_about(model), *filter(None, [batches])),
+        }
 
 
 def _about(model: ConvertedModel) -> str:
@@ -321,29 +340,3 @@ def _about(model: ConvertedModel) -> str:
     in_float32 = f"computed in float32, as {model.why_float32}" if model.why_float32 and model.is_rounded else ""
     notes = "; ".join(filter(None, (times, in_float32, "" if model.masks_padding else ONE_LENGTH)))
     return f"{by} ({notes})" if notes else by
-
-
-@define(eq=False)
-class UnconvertedModel:
-    """A runner that ``prepare`` makes: it converts the model first."""
-
-    convert: Callable[[], Runner]
-    runner: Any = None
-    takes_embeds: bool = False
-
-    on_cpu = True
-
-    def accept_embeds(self) -> None:
-        """Make the runner accept token embeddings, once it exists."""
-        self.takes_embeds = True
-
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Convert the model; then as ``Runner.prepare``."""
-        self.runner = self.convert()
-        if self.takes_embeds and hasattr(self.runner, "accept_embeds"):
-            self.runner.accept_embeds()
-        return int(self.runner.prepare(wanted_batch_tokens))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the runner's attribute: everything else that a ``Runner`` has."""
-        return getattr(self.runner, name)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TypeAlias
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
 from trio_pool_serve.engine.placement import has_gpu
@@ -23,25 +23,26 @@ from trio_pool_serve.processes.allocator import collect_garbage, return_freed_me
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner, usable_cores
 from trio_pool_serve.telemetry.start_display import report_phase, report_step
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Runner
+from trio_pool_serve.types import Prepare, Runner
 
 logger = logging.getLogger(__name__)
 
-RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Runner]
+RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Prepare]
+"""Does the first step of loading, after which most errors are known. Raises ``ModelLoadError``."""
 
 
-def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Runner:
-    """Load the runner of a model, without ``prepare``; torch is imported only if it computes."""
+def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Prepare:
+    """Load a model for whatever computes it best; torch is imported only if it computes."""
     if folder.kind.open_runner:
-        runner: Runner = resolve_name(folder.kind.open_runner)(folder, config, offload)
-        return runner
+        prepare: Prepare = resolve_name(folder.kind.open_runner)(folder, config, offload)
+        return prepare
     if has_gpu(config):
         return load_by_torch(folder, config, offload, "the GPU cannot be used")
     return CpuModel(folder, config, offload, load_by_torch).open()
 
 
-def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str) -> Runner:
-    """Load the runner that computes a model with torch; ``why_torch`` is the reason, on CPU.
+def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str) -> Prepare:
+    """Load a model with torch; ``why_torch`` is the reason, on CPU.
 
     Raises ``ModelLoadError``, also if torch or transformers is not installed.
     """
@@ -51,9 +52,10 @@ def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload,
         )
     report_step("importing torch")
     import_transformers()
-    from trio_pool_serve.models.loading.torch_loading import load_runner
+    from trio_pool_serve.models.loading.torch_loading import load_unfitted
 
-    return load_runner(folder, config, offload, why_torch)
+    choose = load_unfitted(folder, config, offload, why_torch)
+    return lambda params: choose().fitted(params.max_batch_tokens)
 
 
 def loader_name(load: RunnerLoader) -> str:
@@ -61,14 +63,12 @@ def loader_name(load: RunnerLoader) -> str:
     return f"{load.__module__}:{load.__qualname__}"
 
 
-def load_model(config: Config, source: ModelSource, load_runner: RunnerLoader, offload: Offload) -> Runner:
-    """Open a model's folder and load its runner with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
+def load_model(config: Config, source: ModelSource, load_runner: RunnerLoader, offload: Offload) -> Prepare:
+    """Open a model's folder and load it with ``load_runner``. Blocks. Raises ``ModelLoadError``."""
     folder = open_model_folder(source.location, source.loading)
-    runner = load_runner(folder, source.loading, offload)
-    accept_embeds = getattr(runner, "accept_embeds", None)  # other runners accept them as they are
-    if accept_embeds is not None and config.input.enable_prompt_embeds and folder.spec.supports_prompt_embeds:
-        accept_embeds()
-    return runner
+    prepare = load_runner(folder, source.loading, offload)
+    takes_embeds = config.input.enable_prompt_embeds and folder.spec.supports_prompt_embeds
+    return lambda params: prepare(evolve(params, takes_embeds=takes_embeds))
 
 
 @define(eq=False)
@@ -77,22 +77,27 @@ class LocalRunners:
 
     config: Config
     offload: Offload
-    _unused_cores: list[SharedCores] | None = field(init=False, default=None)
-    """One for each idle launch thread; ``None`` before there are any."""
+    _unused_cores: list[SharedCores] = field(init=False, factory=list)
+    """One for each idle launch thread, once several are known to share the cores."""
+    _sharers: int = field(init=False, default=0)
 
-    def load(self, source: ModelSource, load_runner: RunnerLoader) -> Runner:
-        """Load a model as ``load_model``."""
+    def load(self, source: ModelSource, load_runner: RunnerLoader) -> Prepare:
+        """Load a model as ``load_model``. If there are several launch threads, its batches share the cores."""
         logger.info("loading %s", source.name)
         report_phase(f"Loading {source.name}")
-        if self._unused_cores is not None and (torch := sys.modules.get("torch")) is not None:
+        if self._sharers and (torch := sys.modules.get("torch")) is not None:
             # Threads that start later inherit what a launch thread has set for its batch.
             torch.set_num_threads(usable_cores())
-        runner = load_model(self.config, source, load_runner, self.offload)
-        if runner.on_cpu and self.offload.launch > 1:
-            if self._unused_cores is None:
-                self._unused_cores = SharedCores.private(self.offload.launch)
-            runner = SharingRunner(runner, self._unused_cores)
-        return runner
+        prepare = load_model(self.config, source, load_runner, self.offload)
+        return lambda params: self._sharing(prepare(params))
+
+    def _sharing(self, runner: Runner) -> Runner:
+        if not runner.facts.on_cpu or self.offload.launch == 1:
+            return runner
+        if self.offload.launch > self._sharers:  # loading may find that more batches at a time are better
+            self._sharers = self.offload.launch
+            self._unused_cores[:] = SharedCores.private(self._sharers)
+        return SharingRunner(runner, self._unused_cores)
 
     def free(self, *, was_frozen: bool) -> None:
         """Free the memory of a runner that nothing refers to any more. Blocks.

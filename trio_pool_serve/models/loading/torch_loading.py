@@ -17,16 +17,15 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
-from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.telemetry.start_display import report_step
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import ComputedBy, RunnerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +38,19 @@ STATES_AT_ONCE = 8
 2,048 tokens, which leaves 52 MiB at the end of the heap."""
 
 
-def load_runner(
+def load_unfitted(
     folder: AnyModelFolder, config: ModelConfig, offload: Offload, why_torch: str = "as configured"
-) -> TransformerRunner:
-    """Load a model and compute a warm-up batch with torch; its ``prepare`` chooses how it is computed.
+) -> Callable[[], TransformerRunner]:
+    """Load a model and compute a warm-up batch with torch; the returned function chooses how batches are computed.
 
     ``why_torch`` says why OpenVINO does not compute it. Blocks for seconds. Raises ``ModelLoadError``.
     """
     runner = load_warm_runner(folder, config, offload)
-    if runner.on_cpu:
+    if runner.facts.on_cpu:
         retain_freed_memory(_freed_by_batch(runner))
-    runner.adapters = Adapters.of(runner.loaded, read_adapter)
+    runner = evolve(runner, adapters=Adapters.of(runner.loaded, read_adapter))
     refuse_impossible(runner.loaded.backbone, config, runner.params)
-    runner.choose = partial(_choose, runner, folder, config, torch.get_num_threads(), why_torch)
-    return runner
+    return partial(_choose, runner, folder, config, torch.get_num_threads(), why_torch)
 
 
 def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> TransformerRunner:
@@ -73,7 +71,7 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         max_tokens=folder.max_model_len,
     )
     try:
-        return _warm_runner(folder, params, offload)
+        return _warm_runner(folder, params, config, offload)
     except FirstBatchError as error:
         is_of_device = is_out_of_memory(error) or isinstance(error.__cause__, torch.AcceleratorError)
         if is_of_device or params.dtype == torch.float32:
@@ -86,63 +84,60 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
             f"--dtype {dtype}: torch cannot compute {folder.model_type} in it ({reason}). Use --dtype auto or float32."
         )
     logger.warning("%s is computed in float32, as torch cannot compute it in %s: %s", folder.path.name, dtype, reason)
-    runner = _warm_runner(folder, evolve(params, dtype=torch.float32), offload)
-    runner.why_float32 = f"torch cannot compute it in {dtype}"
-    return runner
+    params = evolve(params, dtype=torch.float32)
+    return _warm_runner(folder, params, config, offload, f"torch cannot compute it in {dtype}")
 
 
 class FirstBatchError(ModelLoadError):
     """The model was loaded, but cannot compute a batch."""
 
 
-def _warm_runner(folder: AnyModelFolder, params: LoadingParams, offload: Offload) -> TransformerRunner:
+def _warm_runner(
+    folder: AnyModelFolder, params: LoadingParams, config: ModelConfig, offload: Offload, why_float32: str = ""
+) -> TransformerRunner:
     report_step("loading the weights")
     loaded = resolve_name(folder.kind.load)(folder, params)
-    copier = OutputCopier(params.device, offload) if params.device.type != "cpu" else None
-    runner = TransformerRunner(loaded, params, _default_batch_tokens(loaded, params), copier)
-    _try(runner.warm_up)
-    return runner
+    facts = RunnerFacts(
+        max_batch_tokens=_default_batch_tokens(loaded, params),
+        takes_adapters=True,
+        computed_by=ComputedBy(dtype=str(params.dtype).removeprefix("torch."), backend="torch"),
+        requested_dtype=config.dtype,
+        why_float32=why_float32,
+        device=str(params.device),
+        model_type=folder.model_type,
+        parameters=loaded.backbone.parameters,
+        weight_bytes=loaded.backbone.weight_bytes,
+        heads=loaded.description,
+        max_tokens=folder.max_model_len,
+    )
+    copier = None if facts.on_cpu else OutputCopier(params.device, offload)
+    return _first_batch(TransformerRunner(loaded, params, facts, copier).warmed_up)
 
 
-def _try(compute: Callable[[], None]) -> None:
+def _first_batch(compute: Callable[[], TransformerRunner]) -> TransformerRunner:
     try:
-        compute()
+        return compute()
     except Exception as error:
         raise FirstBatchError(f"The model was loaded, but cannot compute its first batch: {error}") from error
 
 
 def _choose(
     runner: TransformerRunner, folder: AnyModelFolder, config: ModelConfig, threads: int, why_torch: str
-) -> None:
+) -> TransformerRunner:
     """Choose the fastest way to compute that agrees with eager torch, and try the heads on it."""
-    loaded, params = runner.loaded, runner.params
+    params = runner.params
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
-    computation = choose_computation(loaded, config, params, why_torch)
-    runner.compute, runner.pads, runner.capture = computation.compute, computation.pads, computation.capture
-    runner.description = RunnerDescription(
-        model_type=folder.model_type,
-        parameters=loaded.backbone.parameters,
-        weight_bytes=loaded.backbone.weight_bytes,
-        dtype=str(params.dtype).removeprefix("torch."),
-        requested_dtype=config.dtype,
-        why_float32=runner.why_float32,
-        device=str(params.device),
-        heads=loaded.description,
-        dimensions=runner.dimensions,
-        max_tokens=folder.max_model_len,
-        backend="torch",
-        computation=computation.about if runner.masks_padding else (*computation.about, ONE_LENGTH),
-        fingerprint=fingerprint_of_loaded(folder.path, config, (), str(params.dtype), as_read=folder.file_states),
-    )
-    _try(runner.try_heads)
+    computation = choose_computation(runner.loaded, config, params, why_torch)
+    fingerprint = fingerprint_of_loaded(folder.path, config, (), str(params.dtype), as_read=folder.file_states)
+    return _first_batch(partial(runner.computing, computation, fingerprint))
 
 
 def _freed_by_batch(runner: TransformerRunner) -> int:
     """Return how much memory the largest batch frees to the heap: its widest states, several times."""
     modules = runner.loaded.backbone.model.modules()
     widths = (module.out_features for module in modules if isinstance(module, nn.Linear))
-    states = runner.default_batch_tokens * max(widths, default=0) * runner.params.dtype.itemsize
+    states = runner.facts.max_batch_tokens * max(widths, default=0) * runner.params.dtype.itemsize
     return STATES_AT_ONCE * min(states, MMAP_THRESHOLD_BYTES)  # larger ones are not in the heap
 
 

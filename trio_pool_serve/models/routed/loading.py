@@ -7,20 +7,27 @@ from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.routed import Routed
 from trio_pool_serve.runner.routed_runner import RoutedRunner
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import Prepare, RunnerParams
 
 
-def open_routed(folder: ModelFolder[Routed], config: ModelConfig, offload: Offload) -> RoutedRunner:
-    """Return the runner of a model with routes. Blocks for seconds. Raises ``ModelLoadError``."""
+def open_routed(folder: ModelFolder[Routed], config: ModelConfig, offload: Offload) -> Prepare:
+    """Load the models of the routes. Blocks for seconds. Raises ``ModelLoadError``."""
     for flag, value, refused in (("backend", config.backend, "openvino"), ("dtype", config.dtype, "int8")):
         if value == refused:
             raise ModelLoadError(f"--{flag} {value} does not apply to a Router: torch computes its transformers.")
-    runners = []
+    routes = []
     for route in folder.routes:
         if route.spec.scoring != "vectors" or route.reads_images or route.spec.uses_chat_template:
             raise ModelLoadError(f"The route of {route.transformer_path} is not a plain embedding model of texts.")
         by_itself = bool(route.kind.open_runner)
         load = load_transformer if by_itself else load_by_torch
-        runners.append(load(route, config, offload, *([] if by_itself else ["it is a route of a Router"])))
-    if len(widths := {runner.dimensions for runner in runners}) > 1:
-        raise ModelLoadError(f"The routes have vectors of different lengths: {', '.join(map(str, sorted(widths)))}.")
-    return RoutedRunner(runners)
+        routes.append(load(route, config, offload, *([] if by_itself else ["it is a route of a Router"])))
+
+    def prepare(params: RunnerParams) -> RoutedRunner:
+        runners = [prepare_route(params) for prepare_route in routes]
+        if len(widths := {runner.facts.dimensions for runner in runners}) > 1:
+            lengths = ", ".join(map(str, sorted(widths)))
+            raise ModelLoadError(f"The routes have vectors of different lengths: {lengths}.")
+        return RoutedRunner(runners)
+
+    return prepare

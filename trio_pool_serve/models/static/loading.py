@@ -1,19 +1,22 @@
 """Loading static embeddings: the table, and the modules after it, into a runner that computes with NumPy."""
 
+import numpy as np
+
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.files.safetensors_files import FILE, read_tensors
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.static import Static
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.runner.static_runner import StaticRunner, TokenTable
 from trio_pool_serve.runner.vector_modules import WITH_WEIGHTS, VectorModule, vector_module
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import ComputedBy, Embed, PoolingRequest, Prepare, RenderedPrompt, RunnerFacts, RunnerParams
 
 
-def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offload) -> StaticRunner:  # noqa: ARG001
-    """Return the runner of a ``Static`` model. Blocks. Raises ``ModelLoadError``."""
+def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offload) -> Prepare:  # noqa: ARG001
+    """Load a ``Static`` model. Blocks. Raises ``ModelLoadError``."""
     if config.backend in ("openvino", "compile"):
         raise ModelLoadError(f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.")
     if config.dtype == "int8":
@@ -32,22 +35,24 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
             parameters += sum(tensor.size for tensor in tensors.values())
     except ValueError as error:
         raise ModelLoadError(f"{place}: {error}.") from error
-    return StaticRunner(
-        table,
-        layers,
-        normalizes=spec.normalizes,
-        description=RunnerDescription(
+    fingerprint = fingerprint_of_loaded(folder.path, config, (), "float32", as_read=folder.file_states)
+
+    def prepare(params: RunnerParams) -> StaticRunner:
+        facts = RunnerFacts(
+            max_batch_tokens=params.max_batch_tokens or GPU_BATCH_TOKENS,
+            pads=False,
+            probe_request=PoolingRequest(RenderedPrompt(np.zeros(8, dtype=np.int32)), (Embed(),)),
+            dimensions=width,
+            computed_by=ComputedBy(fingerprint, "float32", "numpy"),
+            requested_dtype="float32",
+            device="cpu",
             model_type=folder.model_type,
             parameters=parameters,
             weight_bytes=table.nbytes + 4 * (parameters - table.parameters),
-            dtype="float32",
-            requested_dtype="float32",
-            device="cpu",
-            heads="mean of the tokens' rows",
-            dimensions=width,
             max_tokens=folder.max_model_len,
-            backend="numpy",
+            heads="mean of the tokens' rows",
             computation=("by NumPy",),
-            fingerprint=fingerprint_of_loaded(folder.path, config, (), "float32", as_read=folder.file_states),
-        ),
-    )
+        )
+        return StaticRunner(table, layers, spec.normalizes, facts)
+
+    return prepare

@@ -129,6 +129,11 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Otherwise only rows of one length are computed together."""
     default_batch_tokens: int = 0
 
+    @property
+    def compared(self) -> list[PoolingParams]:
+        """The params in ``COMPARED`` for which it has a head."""
+        return [params for params in COMPARED if type(params).__name__ in self.heads]
+
     def dtype_of(self, wanted: str) -> str:
         """Return the data type in which OpenVINO computes it, where the settings choose ``wanted``."""
         return "float32" if self.why_float32 else wanted

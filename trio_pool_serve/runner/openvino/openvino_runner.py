@@ -1,23 +1,20 @@
 """The runner of converted models: batches to one graph, and its outputs to values. It needs no torch."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
-from attrs import Factory, define, field
+from attrs import Factory, field, frozen
 
-from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.processes.allocator import resident_bytes
 from trio_pool_serve.runner.batch_rows import Rows, of_one_length
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
-from trio_pool_serve.runner.openvino.converted_model import COMPARED, GRAPH, MODULES, TABLE, ConvertedModel
+from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.graph_adapters import GraphAdapters
 from trio_pool_serve.runner.openvino.heads import PARAMS, Floats, Head, Outputs
 from trio_pool_serve.runner.openvino.programs import CompileParams, Program, Programs, read_graph
-from trio_pool_serve.runner.runner_description import RunnerDescription
 from trio_pool_serve.types import (
     Batch,
     CopiedBatch,
@@ -27,23 +24,21 @@ from trio_pool_serve.types import (
     PoolingRequest,
     RenderedPrompt,
     Runner,
+    RunnerFacts,
 )
 
-logger = logging.getLogger(__name__)
 
-
-@define(eq=False)
+@frozen(eq=False)
 class OpenVinoRunner:
     """Computes a converted model's batches on CPU. Its threads are OpenVINO's, and hold no interpreter lock."""
 
     model: ConvertedModel
     programs: Programs
-    description: RunnerDescription | None = None
+    facts: RunnerFacts
     modules: Program | None = None
     table: Floats | None = None
     for_embeds: Runner | None = None
     """Computes rows of token embeddings; ``None``: they are not accepted."""
-    load_by_torch: Callable[[], Runner] | None = None
     adapters: GraphAdapters | None = None
     """``None``: rows with adapters are refused."""
     heads: Mapping[type[PoolingParams], Head] = field(
@@ -51,22 +46,36 @@ class OpenVinoRunner:
         default=Factory(lambda self: {PARAMS[name]: head for name, head in self.model.heads.items()}, takes_self=True),
     )
 
-    on_cpu = has_own_threads = pads = True
-
     @classmethod
-    def of_folder(
-        cls, folder: Path, model: ConvertedModel, params: CompileParams, description: RunnerDescription | None = None
-    ) -> "OpenVinoRunner":
+    def of_folder(cls, folder: Path, model: ConvertedModel, params: CompileParams, **about: Any) -> "OpenVinoRunner":
         """Return the runner of the conversion in a folder. Blocks for a second.
 
-        Raises ``RuntimeError``, as OpenVINO does, for files that are not its own.
+        ``about`` are facts that the conversion does not have. Raises ``RuntimeError``, as OpenVINO does, for files that
+        are not its own.
         """
         programs = Programs(folder / GRAPH, params)
         modules = None
         if (folder / MODULES).exists():
             modules = Program(read_graph(folder / MODULES), params.precision, params.streams, params.streams)
         table = np.load(folder / TABLE, allow_pickle=False) if (folder / TABLE).exists() else None
-        return cls(model, programs, description, modules, table)
+        no_padding = int(model.pad_token_id == 0)  # the padding token may be the vocabulary's last
+        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
+        facts = RunnerFacts(
+            max_batch_tokens=model.default_batch_tokens,
+            concurrent_launches=params.streams,
+            background_launches=params.idle_streams,
+            has_own_threads=True,
+            probe_request=PoolingRequest(prompt, (model.compared[0],)) if model.compared else None,
+            dimensions=model.dimensions,
+            cosine_with_float32=model.mean_cosine,
+            why_float32=model.why_float32,
+            device="cpu",
+            parameters=model.parameters,
+            weight_bytes=model.weight_bytes,
+            heads=model.about_heads,
+            **about,
+        )
+        return cls(model, programs, facts, modules, table)
 
     def launch(self, batch: Batch) -> PooledBatch:
         """Compute the rows.
@@ -136,75 +145,10 @@ class OpenVinoRunner:
             for row, request in enumerate(requests)
         ]
 
-    # -- properties of the model --------------------------------------------------------------------------
-
-    @property
-    def compared(self) -> list[PoolingParams]:
-        """The params in ``COMPARED`` for which it has a head."""
-        return [params for params in COMPARED if type(params) in self.heads]
-
-    def describe(self) -> str:
-        """Return one line for the log."""
-        return "" if self.description is None else str(self.description)
-
-    @property
-    def dimensions(self) -> int:
-        """Length of the vectors; 0 for a model without any."""
-        return self.model.dimensions
-
-    @property
-    def embeds_width(self) -> int:
-        """Width of the token embeddings accepted in place of ids; 0 if none are."""
-        return (self.model.embeds_width or 0) if self.for_embeds is not None else 0
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether it computes rows that have an adapter."""
-        return self.adapters is not None
-
-    @property
-    def cosine_with_float32(self) -> float | None:
-        """Agreement of a quantised model with float32: the mean over some texts."""
-        return self.model.mean_cosine
-
-    @property
-    def concurrent_launches(self) -> int:
-        """Number of threads that may call ``launch`` at a time."""
-        return self.programs.params.streams
-
-    @property
-    def background_launches(self) -> int:
-        """Number of further threads that may launch planned batches, which are computed at idle priority."""
-        return self.programs.params.idle_streams
-
-    @property
-    def probe_request(self) -> PoolingRequest | None:
-        """A short row for one of the heads."""
-        no_padding = int(self.model.pad_token_id == 0)  # the padding token may be the vocabulary's last
-        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
-        return PoolingRequest(prompt, (self.compared[0],)) if self.compared else None
-
     def value_of(self, prompt: RenderedPrompt) -> PooledValue:
         """Return the value of a row for the first of the params that are compared."""
-        ((value,),) = self._compute([PoolingRequest(prompt, (self.compared[0],))])
+        ((value,),) = self._compute([PoolingRequest(prompt, (self.model.compared[0],))])
         return value
-
-    def accept_embeds(self) -> None:
-        """Load the model by torch for rows of token embeddings, if it takes any. Blocks. Raises ``ModelLoadError``."""
-        if self.model.embeds_width is None:
-            raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
-        if not self.model.embeds_width or self.load_by_torch is None:
-            return
-        before = resident_bytes()
-        runner = self.load_by_torch()
-        runner.prepare(None)
-        self.for_embeds = runner
-        took = (resident_bytes() - before) / 2**20
-        logger.info("--enable-prompt-embeds: torch computes token embeddings, which takes %.0f MiB", took)
-
-    def prepare(self, wanted_batch_tokens: int | None) -> int:
-        """Return the token budget of batches: the wanted one, or the model's default."""
-        return wanted_batch_tokens or self.model.default_batch_tokens
 
     def return_memory(self) -> None:
         """Return the memory of OpenVINO's largest pass, and pages of the weights."""

@@ -142,20 +142,20 @@ class Preparation:
         return "int8" if self.config.dtype == "int8" else str(self.by_torch.params.dtype).removeprefix("torch.")
 
     def _describe(self) -> ConvertedModel:
-        by_torch, loaded = self.by_torch, self.by_torch.loaded
+        by_torch, loaded, facts = self.by_torch, self.by_torch.loaded, self.by_torch.facts
         return ConvertedModel(
             what=f"{loaded.backbone.model.config.model_type} in {self._dtype}",
-            why_float32=by_torch.why_float32,
-            is_rounded=not by_torch.why_float32,
+            why_float32=facts.why_float32,
+            is_rounded=not facts.why_float32,
             heads=self._traced.heads,
             about_heads=loaded.description,
-            parameters=loaded.backbone.parameters,
-            weight_bytes=loaded.backbone.weight_bytes,
-            dimensions=by_torch.dimensions,
-            embeds_width=by_torch.embeds_width,
+            parameters=facts.parameters,
+            weight_bytes=facts.weight_bytes,
+            dimensions=facts.dimensions,
+            embeds_width=facts.embeds_width,
             pad_token_id=by_torch.params.pad_token_id,
             masks_padding=by_torch.masks_padding,
-            default_batch_tokens=by_torch.default_batch_tokens,
+            default_batch_tokens=facts.max_batch_tokens,
         )
 
     @property
@@ -247,7 +247,7 @@ class Preparation:
         trial = try_speed(
             runner.launch,
             self.by_torch.launch,
-            params=runner.compared[0],
+            params=runner.model.compared[0],
             vocab_size=self.by_torch.loaded.backbone.vocab_size,
             max_tokens=self.by_torch.params.max_tokens,
         )
