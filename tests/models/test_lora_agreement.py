@@ -130,11 +130,11 @@ async def test_the_least_recently_used_adapters_leave_memory(tmp_path: Path, bas
     monkeypatch.setattr(adapter_store, "MAX_LOADED", 2)
     first = await compute(ours, *adapters)
     store = ours.runner.adapters.store
-    assert store.loaded() == [store.get(each) for each in adapters[1:]]
+    assert store.loaded.values() == [store.get(each) for each in adapters[1:]]
     assert all(map(np.array_equal, await compute(ours, *adapters), first))
-    monkeypatch.setattr(adapter_store, "MAX_BYTES", sum(each.nbytes for each in store.loaded()) - 1)
+    monkeypatch.setattr(adapter_store, "MAX_BYTES", sum(each.nbytes for each in store.loaded.values()) - 1)
     await compute(ours, adapters[0])
-    assert store.loaded() == [store.get(adapters[0])]
+    assert store.loaded.values() == [store.get(adapters[0])]
 
 
 def other_rank(folder: Path, base: Path) -> Adapter:

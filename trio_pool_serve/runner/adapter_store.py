@@ -20,7 +20,7 @@ MAX_LOADED = 64
 """Maximum adapters in a runner's memory; the least recently used one leaves first, and is read again when needed."""
 
 MAX_BYTES = 2**30
-"""Maximum bytes of these, unless a single one is larger."""
+"""Maximum bytes of all loaded adapters, unless a single one is larger."""
 
 RETRY_S, READING_SHARE = 5.0, 0.05
 """Minimum seconds until an adapter that could not be applied is read again, and maximum share of the time that is spent
@@ -34,19 +34,19 @@ class Update(Protocol):
 
     @property
     def down(self) -> Array:
-        """[r, in], of an embedding [r, ids]."""
+        """Shape [r, in]; for an embedding, [r, ids]."""
 
     @property
     def up(self) -> Array:
-        """[out, r], of an embedding [dim, r]."""
+        """Shape [out, r]; for an embedding, [dim, r]."""
 
     @property
     def scale(self) -> float:
-        """Factor of their product."""
+        """Factor of the product of ``up`` and ``down``."""
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it is an embedding's."""
+        """Whether the module is an embedding."""
 
 
 class AdapterWeights(Protocol):
@@ -66,7 +66,7 @@ class AdapterWeights(Protocol):
 
     @property
     def digest(self) -> str:
-        """The digest of its files."""
+        """The digest of the adapter's files."""
 
 
 class Sized(Protocol):
@@ -74,7 +74,7 @@ class Sized(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory that the adapter takes."""
 
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
@@ -95,6 +95,12 @@ def require_all_layers(adapter: AdapterWeights, unchanged: Iterable[str], folder
         )
 
 
+def require_shape(update: Update, shape: tuple[int, ...], name: str, folder: str) -> None:
+    """Raise ``AdapterError`` unless an update is for a module of this shape."""
+    if (wanted := (len(update.up), update.down.shape[1])) != shape:
+        raise AdapterError(f"{folder} is for another model: its {name} is {wanted}, the model's {shape}.")
+
+
 def shown(names: Collection[str]) -> str:
     """Return the first names of weights, and how many there are more."""
     return ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -106,7 +112,7 @@ Placed = TypeVar("Placed", bound=Sized)
 
 @define(eq=False)
 class RecentlyUsed(Generic[T]):
-    """Values by key, each made by the first thread that needs it; threads that need others do not wait for it."""
+    """Values by key, each made by the first thread that needs it; threads that need other values do not wait."""
 
     is_too_much: Callable[[Collection[T]], bool]
     """Whether the least recently used value has to leave; the last one stays."""
@@ -115,7 +121,7 @@ class RecentlyUsed(Generic[T]):
     _making: threading.Lock = field(init=False, factory=threading.Lock)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key, made if necessary. Raises what ``make`` raises."""
+        """Return the value of a key; ``make`` makes it if it is missing. Raises the errors of ``make``."""
         if (value := self._known(key)) is not None:
             return value
         with self._making:
@@ -147,26 +153,25 @@ def _is_too_much(adapters: Collection[Sized]) -> bool:
 class AdapterStore(Generic[Placed]):
     """The adapters of one model, by the digest of their files; used by several threads.
 
-    ``read`` returns an adapter's weights, and ``place``, which gets these and the folder, returns them in the form in
-    which the runner applies them. Both may raise ``ModelLoadError``.
+    ``read`` returns an adapter's weights. ``place`` takes the weights and the folder, and returns the adapter in the
+    form in which the runner applies it. Both may raise ``ModelLoadError``.
     """
 
     read: Callable[[Path], AdapterWeights]
     place: Callable[[AdapterWeights, str], Placed]
-    _loaded: RecentlyUsed[Placed] = field(init=False, factory=lambda: RecentlyUsed(_is_too_much))
+    loaded: RecentlyUsed[Placed] = field(init=False, factory=lambda: RecentlyUsed(_is_too_much))
     _failed: dict[Adapter, tuple[float, str]] = field(init=False, factory=dict)
-    """Until when adapters that could not be applied are not read, and why. Only one thread at a time loads."""
+    """Adapters that could not be applied: the time until which they are not read again, and the error.
+
+    Only one thread at a time loads.
+    """
 
     def get(self, adapter: Adapter) -> Placed:
         """Return an adapter, read from its files if necessary.
 
         Raises ``AdapterError``; for a while after that, it is raised again without reading.
         """
-        return self._loaded.get(adapter.digest, lambda: self._load_unless_failed(adapter))
-
-    def loaded(self) -> list[Placed]:
-        """Return the adapters in memory, the least recently used one first."""
-        return self._loaded.values()
+        return self.loaded.get(adapter.digest, lambda: self._load_unless_failed(adapter))
 
     def _load_unless_failed(self, adapter: Adapter) -> Placed:
         begun = monotonic()

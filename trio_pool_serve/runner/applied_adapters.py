@@ -20,7 +20,14 @@ from torch.nn.functional import embedding, linear
 from transformers.pytorch_utils import Conv1D
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.adapter_store import AdapterStore, AdapterWeights, Array, Update, require_all_layers
+from trio_pool_serve.runner.adapter_store import (
+    AdapterStore,
+    AdapterWeights,
+    Array,
+    Update,
+    require_all_layers,
+    require_shape,
+)
 from trio_pool_serve.runner.loaded_model import LoadedModel
 from trio_pool_serve.types import Adapter
 
@@ -30,7 +37,7 @@ LAYERS = nn.Linear | nn.Embedding | Conv1D
 
 @frozen(eq=False)
 class LowRankChange:
-    """Of a linear layer: ``down`` [r, in], ``up`` [out, r] with the scale."""
+    """The change of a linear layer: ``down`` [r, in], and ``up`` [out, r], which includes the scale."""
 
     down: Tensor
     up: Tensor
@@ -42,7 +49,7 @@ class LowRankChange:
 
 @frozen(eq=False)
 class EmbeddingChange:
-    """Of an embedding: ``rows`` [ids, r], ``up`` [dim, r] with the scale."""
+    """The change of an embedding: ``rows`` [ids, r], and ``up`` [dim, r], which includes the scale."""
 
     rows: Tensor
     up: Tensor
@@ -54,7 +61,7 @@ class EmbeddingChange:
 
 @frozen(eq=False)
 class ReplacedLayer:
-    """Of a linear layer that was trained as a whole, such as a classifier."""
+    """The new weights of a linear layer that was trained as a whole, such as a classifier."""
 
     weight: Tensor
     bias: Tensor | None
@@ -85,7 +92,7 @@ class Adapters:
     """
 
     modules: Mapping[str, nn.Module]
-    """By name."""
+    """The model's modules by name."""
     prefix: str
     """transformers' ``base_model_prefix``: names of modules in the model with and without a head differ by it."""
     read: Callable[[Path], AdapterWeights]
@@ -157,7 +164,7 @@ class _Modules:
     by_name: Mapping[str, nn.Module]
     prefix: str
     folder: str
-    """Of the adapter, for errors."""
+    """The folder of the adapter, for errors."""
 
     def __getitem__(self, name: str) -> nn.Module:
         """Return a module by its name, in this model or in one with another head that the adapter was trained on."""
@@ -173,8 +180,7 @@ class _Modules:
         if is_embedding != update.is_embedding or not isinstance(module, LAYERS):
             raise ModelLoadError(f"{self.folder} changes {name}, which is of the class {type(module).__name__} here.")
         shape = tuple(module.weight.shape) if isinstance(module, nn.Linear) else tuple(module.weight.shape)[::-1]
-        if (wanted := (len(update.up), update.down.shape[1])) != shape:
-            raise ModelLoadError(f"{self.folder} is for another model: its {name} is {wanted}, the model's {shape}.")
+        require_shape(update, shape, name, self.folder)
         scale = update.scale * (float(getattr(module, "embed_scale", 1.0)) if is_embedding else 1.0)
         up = self._placed(update.up * np.float32(scale), module)
         down = self._placed(update.down, module)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.types import PoolingRequest
+from trio_pool_serve.types import PoolingRequest, RenderedPrompt
 
 Indices = npt.NDArray[np.int64]
 
@@ -20,7 +20,7 @@ attended token's, or the mean of all."""
 
 
 ONE_LENGTH = "in batches of one length, as the model does not mask padding"
-"""Words for the log."""
+"""How such models are computed, in the words of the log."""
 
 
 def of_one_length(requests: Sequence[PoolingRequest], rows: Iterable[int]) -> list[list[int]]:
@@ -29,6 +29,12 @@ def of_one_length(requests: Sequence[PoolingRequest], rows: Iterable[int]) -> li
     for row in rows:
         groups.setdefault(requests[row].tokens, []).append(row)
     return list(groups.values())
+
+
+def short_row(pad_token_id: int = 0) -> RenderedPrompt:
+    """Return a row that models can compute: a token other than padding, eight times."""
+    no_padding = int(pad_token_id == 0)  # the padding token may be the vocabulary's last
+    return RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
 
 
 @frozen(eq=False)
@@ -129,6 +135,6 @@ IDS: Mapping[str, Callable[[Rows], Indices]] = {
     "attention_mask": Rows.mask,
     "token_type_ids": Rows.segments,
 }
-"""Ids and what belongs to them, by name; the last one only if the model has segments."""
+"""Ids, masks and segments by the names of a model's inputs; segments only if the model has them."""
 
 INPUTS: Mapping[str, Callable[[Rows], npt.NDArray[np.generic]]] = {**IDS, **SELECTIONS}

@@ -54,7 +54,7 @@ class CompiledBackbone:
     """With freezing, weights are packed for the CPU's kernels; this takes the memory of the weights a second time."""
 
     def __call__(self, forward: ForwardPass) -> RowStates:
-        """Return what ``backbone`` returns."""
+        """Return the states of rows, as ``backbone`` does."""
         if forward.has_embeds or forward.has_adapter or forward.input_ids.shape[1] < 2:
             return self.backbone(forward)
         return RowStates.of_output(self._of_ids(*forward.padded), forward.lengths)
@@ -113,7 +113,8 @@ def refuse_impossible(backbone: Backbone, config: ModelConfig, params: LoadingPa
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: LoadingParams, why_torch: str) -> Computation:
     """Return the fastest computation by torch that the settings allow and whose output agrees with the backbone's.
 
-    ``why_torch`` says why OpenVINO does not compute it. Raises ``ModelLoadError`` if a demanded computation fails.
+    ``why_torch`` is the reason why OpenVINO does not compute it. Raises ``ModelLoadError`` if the computation that the
+    settings demand fails.
     """
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)

@@ -141,7 +141,7 @@ class LoadingParams:
 class LoadedModel:
     """A model on its device, ready to compute.
 
-    ``heads`` maps each class of ``PoolingParams`` to the head that serves it. ``description`` says what the heads do,
+    ``heads`` maps each class of ``PoolingParams`` to the head that serves it. ``description`` names the heads' outputs,
     for the log. ``output_width`` is the width of the backbone's output per token if it is much larger than a hidden
     state (logits over a vocabulary), so that batches have to be smaller; else 0. ``modules`` are all modules by name,
     if the heads have some that the backbone does not have.

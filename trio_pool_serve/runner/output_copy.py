@@ -45,13 +45,16 @@ class OutputCopier:
         cuda: Any = torch.get_device_module(self.device)
         if self._stream is None:
             self._stream = cuda.Stream(self.device)
+        # The copies wait for the heads of this batch, and for nothing that is enqueued later.
         self._stream.wait_stream(cuda.current_stream(self.device))
+        # A copy to memory that is not pinned would make the launching thread wait for the device.
         host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         event = cuda.Event(blocking=True)  # sleeps instead of spinning; a ``torch.Event`` silently ignores the flag
         with cuda.stream(self._stream):
             for buffer, tensor in zip(host, tensors, strict=True):
                 buffer.copy_(tensor, non_blocking=True)
             event.record(self._stream)
+        # Also for a handle that is dropped at once: its tensors' memory is reused only after the copies.
         for tensor in tensors:
             tensor.record_stream(self._stream)
         return CopyingBatch(list(tensors), host, event, split, self)
@@ -72,10 +75,11 @@ class CopyingBatch:
     _copier: OutputCopier
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
+        # If the task is cancelled, the thread stays: it keeps the buffers into which the device copies.
         return self._copier.offload.run("copy", self._wait_for_copy, abandon_on_cancel=True).__await__()
 
     def _wait_for_copy(self) -> list[tuple[PooledValue, ...]]:
-        use_device(self._copier.device)
+        use_device(self._copier.device)  # each thread has a current device of its own
         try:
             self._event.synchronize()
             self._device.clear()  # the copies are done
@@ -85,4 +89,5 @@ class CopyingBatch:
         except torch.OutOfMemoryError as error:  # of a further copy
             raise OutOfDeviceMemoryError(" ".join(str(error).split())) from None
         finally:
+            # Whoever keeps the handle or the error's traceback must not keep the batch's memory on the device.
             self._device.clear()

@@ -53,7 +53,7 @@ def masks_padding(
     """Return whether the last of some rows has the same states alone as ``padded``, beside the others.
 
     ConvBERT and FNet do not mask padding, nor does MobileBERT, in which only the embedding of the padding token counts.
-    In deep models rounding may exceed the bound, but no other padding changes what is only rounded.
+    In deep models rounding may exceed the bound; then other padding gives the same states.
     """
     states = partial(states_of, backbone, device=device)
     alone = states([RenderedPrompt(rows[-1])], pad_token_id=pad_token_id)

@@ -29,7 +29,7 @@ class RoutedRunner:
         )
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute the rows. Raises what the route's runner raises."""
+        """Compute the rows. Raises the errors of the route's runner."""
         return self.routes[batch.requests[0].prompt.route].launch(batch)
 
     def return_memory(self) -> None:

@@ -137,7 +137,7 @@ class SharingRunner:
     contention: CoreContention = field(init=False, factory=CoreContention)
 
     def launch(self, batch: Batch) -> PooledBatch:
-        """Compute a batch. Raises what the runner raises."""
+        """Compute a batch. Raises the errors of ``runner``."""
         if self.facts.background_launches and batch.is_planned:
             return self._compute(batch, 1)  # in the time that others leave, without a share of its own
         try:

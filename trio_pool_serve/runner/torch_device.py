@@ -47,7 +47,7 @@ def use_device(device: torch.device) -> None:
 
 
 def release_caches(device: torch.device) -> None:
-    """Return memory that torch keeps for later to its device. Blocks until the device has computed what it has."""
+    """Return memory that torch keeps for later to its device. Blocks until the device is idle."""
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
 

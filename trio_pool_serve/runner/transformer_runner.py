@@ -12,7 +12,7 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
 from trio_pool_serve.runner.applied_adapters import Adapters
-from trio_pool_serve.runner.batch_rows import ONE_LENGTH, of_one_length
+from trio_pool_serve.runner.batch_rows import ONE_LENGTH, of_one_length, short_row
 from trio_pool_serve.runner.computation import Capture, Computation
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
@@ -106,7 +106,7 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def warmed_up(self) -> "TransformerRunner":
-        """Try the heads, and whether the model masks padding and accepts token embeddings."""
+        """Try the heads, and whether the model masks padding and accepts token embeddings; return the new runner."""
         facts = self.with_heads_tried().facts
         # Without the padding token: some models know it by its id and give it no position; embeddings have no id.
         ids = np.array([token for token in range(PROBE_TOKENS) if token != self.params.pad_token_id], dtype=np.int32)
@@ -118,7 +118,7 @@ class TransformerRunner:
         return evolve(self, facts=facts, masks_padding=masks_padding(backbone, rows, states, **how))
 
     def computing(self, computation: Computation, fingerprint: str) -> "TransformerRunner":
-        """Compute with ``computation``, on which the heads are tried. Raises what they raise."""
+        """Return the runner with another way to compute, on which the heads are tried. Raises their errors."""
         about = computation.about if self.masks_padding else (*computation.about, ONE_LENGTH)
         facts = evolve(
             self.facts,
@@ -131,10 +131,8 @@ class TransformerRunner:
 
     @torch.inference_mode()
     def with_heads_tried(self) -> "TransformerRunner":
-        """Compute a short row with each head: the first one probes, and the widths are the facts' dimensions."""
-        no_padding = int(self.params.pad_token_id == 0)  # the padding token may be the vocabulary's last
-        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
-        probe, widths = None, {}
+        """Compute a short row with each head; return the runner that knows ``dimensions`` and ``probe_request``."""
+        prompt, probe, widths = short_row(self.params.pad_token_id), None, {}
         for param_type in PROBED:
             if param_type in self.loaded.heads:
                 request = PoolingRequest(prompt, (param_type(),))
@@ -157,7 +155,7 @@ class TransformerRunner:
         """Do nothing: torch caches no memory on CPU, and a GPU's memory is for batches."""
 
     def fitted(self, wanted_batch_tokens: int | None) -> "TransformerRunner":
-        """Set the token budget of batches, by default the one that suits the device.
+        """Return the runner with the token budget of its batches, by default the one that suits the device.
 
         On a GPU, this computes full batches, and captures graphs for batches up to the budget. Blocks.
         Raises ``ModelLoadError``.

@@ -1,4 +1,4 @@
-"""The modules behind a table of static embeddings, by NumPy: functions from vectors to vectors."""
+"""The modules after a table of static embeddings, by NumPy: functions from vectors to vectors."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

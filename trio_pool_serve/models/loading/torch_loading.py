@@ -43,7 +43,7 @@ def load_unfitted(
 ) -> Callable[[], TransformerRunner]:
     """Load a model and compute a warm-up batch with torch; the returned function chooses how batches are computed.
 
-    ``why_torch`` says why OpenVINO does not compute it. Blocks for seconds. Raises ``ModelLoadError``.
+    ``why_torch`` is the reason why OpenVINO does not compute the model. Blocks for seconds. Raises ``ModelLoadError``.
     """
     runner = load_warm_runner(folder, config, offload)
     if runner.facts.on_cpu:

@@ -49,7 +49,7 @@ graphs would only take memory (estimated). It admits BERT-base with 16,384 token
 def shapes_to_capture(*, parameters: int, max_tokens: int, max_batch_tokens: int) -> list[PackedShape]:
     """Return the shapes to capture, the largest first: smaller graphs then fit into the memory of larger ones.
 
-    Their tokens are powers of two and half-way between those, so a batch is computed with half as many more at most.
+    Their tokens are powers of two and the numbers half-way between, so at most half of a batch's tokens are added.
     """
     most = min(max_batch_tokens, MAX_PRODUCTS // max(1, parameters))
     counts = [
@@ -135,10 +135,10 @@ class GraphedBackbone:
     backend: CudaGraphBackend
     device: torch.device
     _graphs: list[Graph] = field(factory=list, init=False)
-    """In order of their shapes."""
+    """The captured graphs, in order of their shapes."""
 
     def __call__(self, forward: ForwardPass) -> RowStates:
-        """Return what ``packed`` returns."""
+        """Return the states of rows, as ``packed`` does."""
         return self.packed.divide(forward, self._replay)
 
     def _replay(self, forward: ForwardPass) -> RowStates:

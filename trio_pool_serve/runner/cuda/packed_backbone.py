@@ -64,7 +64,7 @@ class PackedBackbone:
         )
 
     def __call__(self, forward: ForwardPass) -> RowStates:
-        """Return what ``backbone`` returns."""
+        """Return the states of rows, as ``backbone`` does."""
         return self.divide(forward, self.compute_packed)
 
     def divide(self, forward: ForwardPass, compute_packed: Compute) -> RowStates:
@@ -164,7 +164,7 @@ class PackedBackbone:
 
     @torch.inference_mode()
     def fit(self, *, max_tokens: int, device: torch.device) -> None:
-        """Set how the model numbers positions, what it returns and what it takes, by comparing with ``backbone``.
+        """Set the model's numbering of positions, its output and its inputs, by comparing with ``backbone``.
 
         Raises ``CannotPackError`` if the outputs differ in every way.
         """
@@ -192,7 +192,7 @@ class PackedBackbone:
         tolerance = TOLERANCES[embedding.weight.dtype]
         if not differences[self.rule] <= tolerance:
             raise CannotPackError(f"its states differ by {differences[self.rule]:.2g}")
-        # The first row and the last are the same. A causal convolution mixes a row only into those behind it.
+        # The first row and the last are the same. A causal convolution mixes a row only into later ones.
         between = (rows[1][::-1], (rows[2] + 1) % embedding.num_embeddings)
         others = [prompts[0], *(RenderedPrompt(row.copy()) for row in between), prompts[-1]]
         as_before, again = (outputs_of(self, some) for some in (prompts, others))

@@ -67,7 +67,7 @@ def flash_attention(
     refuse_unknown(options)
     bounds, longest = options["cu_seq_lens_q"], options["max_length_q"]
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    # torch 2.11 has no such parameter: its kernel shares keys among queries without being told.
+    # torch 2.11 has no such parameter: its kernel always shares keys among queries.
     gqa: Any = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _flash_parameters() else {}
     rows = varlen_attn(
         query,

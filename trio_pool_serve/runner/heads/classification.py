@@ -40,7 +40,7 @@ def activation_named(dotted: str) -> ActivationFunction:
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
         raise ModelLoadError(f"The activation function {dotted} is not a module of torch.nn.")
     if module_class is nn.Softmax:
-        return softmax  # along the last dimension, which torch wants to be told
+        return softmax  # along the last dimension; torch requires its number
     try:
         return module_class()
     except TypeError as error:

@@ -1,6 +1,6 @@
 """Pooling: token states to one vector per row.
 
-The formulas are those of sentence-transformers' modules of the same names, computed in float32.
+The formulas are the same as in sentence-transformers' modules of these names, computed in float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class Pooler(nn.Module):
         return self.after(rows)
 
     def after(self, rows: Tensor) -> Tensor:
-        """Apply the modules behind pooling: [rows, hidden] to [rows, d]."""
+        """Apply the modules after pooling: [rows, hidden] to [rows, d]."""
         for module in self.modules_after:
             rows = module(rows)
         return rows
@@ -94,7 +94,7 @@ class Pooler(nn.Module):
 class LayerMean:
     """WeightedLayerPooling: the hook that replaces a transformer's states by a weighted mean of its hidden states.
 
-    ``weights`` are those of hidden state ``start`` and the ones after it; 0 is the embedding layer's output.
+    ``weights`` belong to the hidden states from number ``start`` on; number 0 is the embedding layer's output.
     """
 
     start: int

@@ -24,8 +24,8 @@ USUAL_WEIGHTS = 512
 to give. If one gives more, a second copy has all."""
 
 SELECTED_PART = 8
-"""The numbers that are selected at a time are at most this part of a batch's weights: an index takes 8 bytes, and what
-a request selects must not take more memory than was tried when the model was loaded."""
+"""The numbers that are selected at a time are at most this part of a batch's weights: an index takes 8 bytes, and the
+selection of a request must not take more memory than was tried when the model was loaded."""
 
 ACTIVATED_AT_ONCE = 512
 """Tokens whose logits are activated at a time if they are summed: all would take the memory of the logits twice."""

@@ -24,7 +24,7 @@ from trio_pool_serve.types import (
 )
 
 GRAPH, MODULES, TABLE = "model.xml", "modules.xml", "table.npy"
-"""Files of a conversion: the graph, the graph of the modules behind pooling, and the weights of ``SparseLookup``."""
+"""Files of a conversion: the graph, the graph of the modules after pooling, and the weights of ``SparseLookup``."""
 
 LONGEST_COMPARED = 1024
 """Tokens of the longest row that is compared with torch."""
@@ -52,7 +52,7 @@ compared."""
 
 
 class UnusableGraphError(ModelLoadError):
-    """A graph cannot be made or computed, or its output is not the model's; the message says why."""
+    """A graph cannot be made or computed, or its output is not the model's; the message gives the reason."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class Check(msgspec.Struct, frozen=True):
 class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     """One model's conversion, or why there is none: then the numbers mean nothing.
 
-    ``mean_cosine`` and ``lowest_cosine`` say how a quantised model agrees with float32, on texts. ``time_ratio`` is
+    ``mean_cosine`` and ``lowest_cosine`` compare a quantised model with float32, on texts. ``time_ratio`` is
     OpenVINO's time as a part of torch's, if that was tried. ``versions`` has the libraries that converted it.
     """
 
@@ -101,7 +101,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = msgspec.field(default_factory=cpu_name)
     """The CPU that it was compared and timed on."""
     origin: str = ""
-    """For a model with an exported file: that it was used, or why not."""
+    """How the exported file was used, or the reason why it was not; empty for a model without one."""
     why_float32: str = ""
     """Why float32 computes it where bfloat16 was chosen; empty if it does not."""
     is_rounded: bool = True
@@ -111,7 +111,7 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
     lowest_cosine: float | None = None
     check: Check | None = None
     heads: dict[str, AnyHead] = {}
-    """By the name of their params."""
+    """The heads by the name of their params."""
     about_heads: str = ""
     modules: dict[str, int] = {}
     """Nodes of the graph that compute each linear layer and embedding of the backbone, which adapters may update.

@@ -154,8 +154,8 @@ class Traced(nn.Module):
 def convert(traced: Traced) -> ov.Model:
     """Return a model in float32 as one graph, with any number of rows and tokens; its outputs have names.
 
-    The graph may use the memory of the model's weights. Blocks for seconds. Raises what the converter raises: any
-    ``Exception``.
+    The graph may use the memory of the model's weights. Blocks for seconds. Raises the converter's errors, of any
+    class.
     """
     ids, selections = _example()
     with traceable_masks(traced.model):
@@ -198,7 +198,7 @@ def convert_heads(traced: Traced) -> ov.Model:
 
 
 def convert_modules(modules: nn.Module, width: int) -> ov.Model:
-    """Return the modules behind pooling as a graph: ``pooled`` [vectors, ``width``] to ``vectors`` [vectors, d].
+    """Return the modules after pooling as a graph: ``pooled`` [vectors, ``width``] to ``vectors`` [vectors, d].
 
     Raises as ``convert``.
     """
@@ -274,8 +274,8 @@ def quantize(
     """Return the model with its backbone's weights and activations in int8, in the ranges that they have for prompts.
 
     The heads stay as they are: they are small. With ``halves_range`` no sum of two products overflows at 16 bits, as
-    weights take half of the range. Blocks: 13 s for MiniLM and 50 prompts, minutes for larger models. Raises what NNCF
-    raises: any ``Exception``.
+    weights take half of the range. Blocks: 13 s for MiniLM and 50 prompts, minutes for larger models. Raises NNCF's
+    errors, of any class.
     """
     import nncf  # takes 3 s, and is needed only for this
 
@@ -285,7 +285,7 @@ def quantize(
             model,
             nncf.Dataset(_Samples(prompts, names, pad_token_id)),
             ignored_scope=nncf.IgnoredScope(names=_outside_the_backbone(model), validate=False),
-            model_type=nncf.ModelType.TRANSFORMER,  # smooths activations, and leaves out what transformers need exact
+            model_type=nncf.ModelType.TRANSFORMER,  # smooths activations, and keeps operations that must be exact
             subset_size=len(prompts),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 overflow_fix=nncf.OverflowFix.ENABLE if halves_range else nncf.OverflowFix.FIRST_LAYER

@@ -16,6 +16,7 @@ from trio_pool_serve.runner.adapter_store import (
     RecentlyUsed,
     Update,
     require_all_layers,
+    require_shape,
     shown,
 )
 from trio_pool_serve.runner.openvino.adapted_graph import (
@@ -38,7 +39,7 @@ class Factors:
 
     modules: frozenset[str]
     arrays: Mapping[str, Array]
-    """The memory of ``tensors``."""
+    """The arrays whose memory ``tensors`` uses."""
     tensors: dict[str, ov.Tensor]
 
     @property
@@ -51,8 +52,8 @@ class Factors:
 class GraphAdapters:
     """The adapters of one graph; used by several threads.
 
-    ``modules`` are those of ``ConvertedModel``, and ``read`` is that of ``AdapterStore``. The first batch of an adapter
-    that updates other modules than earlier ones compiles programs, in half a second or more for a large model.
+    ``modules`` is the field of ``ConvertedModel``, and ``read`` the one of ``AdapterStore``. The first batch of an
+    adapter that updates other modules than earlier ones compiles programs, in half a second or more for a large model.
     """
 
     base: Programs
@@ -77,7 +78,7 @@ class GraphAdapters:
         return self._programs.get(factors.modules, compiled), factors.tensors
 
     def return_memory(self) -> None:
-        """Return memory of earlier passes."""
+        """Return the memory that earlier passes left in the programs."""
         for programs in self._programs.values():
             programs.return_memory()
 
@@ -137,7 +138,6 @@ class GraphAdapters:
         if len(nodes) != self.modules[module] or is_embedding(nodes[0]) != update.is_embedding:
             raise self._refusal(folder, f"changes {module}")
         shape = tuple(weight_of(nodes[0]).get_shape())[:: -1 if update.is_embedding else 1]
-        if (wanted := (len(update.up), update.down.shape[1])) != shape:
-            raise AdapterError(f"{folder} is for another model: its {module} is {wanted}, the model's {shape}.")
+        require_shape(update, shape, module, folder)
         factors = update.down.T, update.up.T * np.float32(update.scale)
         return dict(zip(input_names(module), map(np.ascontiguousarray, factors), strict=True))

@@ -39,7 +39,7 @@ class Outputs:
     """A graph's outputs for ``requests`` by name, [rows, …]; none if no head needs any.
 
     The arrays may be overwritten by the next pass: heads return copies. ``after_pooling`` applies the modules
-    behind pooling, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
+    after pooling, for chunks; ``table`` has the weight of each token of the vocabulary, for ``SparseLookup``.
     """
 
     requests: Sequence[PoolingRequest]

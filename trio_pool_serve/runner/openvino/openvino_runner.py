@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 from attrs import Factory, field, frozen
 
-from trio_pool_serve.runner.batch_rows import Rows, of_one_length
+from trio_pool_serve.runner.batch_rows import Rows, of_one_length, short_row
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, MODULES, TABLE, ConvertedModel
 from trio_pool_serve.runner.openvino.graph_adapters import GraphAdapters
@@ -58,14 +58,13 @@ class OpenVinoRunner:
         if (folder / MODULES).exists():
             modules = Program(read_graph(folder / MODULES), params.precision, params.streams, params.streams)
         table = np.load(folder / TABLE, allow_pickle=False) if (folder / TABLE).exists() else None
-        no_padding = int(model.pad_token_id == 0)  # the padding token may be the vocabulary's last
-        prompt = RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
+        probe = PoolingRequest(short_row(model.pad_token_id), (model.compared[0],)) if model.compared else None
         facts = RunnerFacts(
             max_batch_tokens=model.default_batch_tokens,
             concurrent_launches=params.streams,
             background_launches=params.idle_streams,
             has_own_threads=True,
-            probe_request=PoolingRequest(prompt, (model.compared[0],)) if model.compared else None,
+            probe_request=probe,
             dimensions=model.dimensions,
             cosine_with_float32=model.mean_cosine,
             why_float32=model.why_float32,

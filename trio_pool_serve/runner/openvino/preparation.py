@@ -95,7 +95,7 @@ class Preparation:
         """Write the conversion to an empty folder and return its record.
 
         Blocks for seconds, for minutes if the model is quantised. Raises ``UnusableGraphError``, and ``OSError`` if
-        the folder cannot be written, or if memory does not suffice, which says nothing about the model.
+        the folder cannot be written, or if memory does not suffice: neither is due to the model.
         """
         try:
             return self._convert(folder)

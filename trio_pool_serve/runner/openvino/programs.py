@@ -161,9 +161,9 @@ class Program:
 class Programs:
     """The programs of one graph: of a file, or of a ``model`` that was made from it.
 
-    As many passes as ``CompileParams`` say may be computed at a time, each called from a thread of its own. A pass uses
-    as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them. Raises what
-    OpenVINO raises for an unusable file: ``RuntimeError``.
+    ``CompileParams`` gives the number of passes that may be computed at a time, each called from a thread of its own. A
+    pass uses as many threads as ``granted_threads`` grants the calling thread: all cores, or its share of them. Raises
+    ``RuntimeError`` for an unusable file.
     """
 
     graph: Path
@@ -189,7 +189,7 @@ class Programs:
                 program.compiled.return_memory()
         return_mapped_pages(self.graph.with_suffix(".bin"))
         with suppress(OSError):
-            os.utime(self.graph.parent)  # a cache keeps what is used
+            os.utime(self.graph.parent)  # a cache keeps the entries that are used
 
     def choose(self, *, is_planned: bool) -> Program:
         """Return the program for the calling thread's pass."""
@@ -209,7 +209,7 @@ class Programs:
 
 
 def read_graph(path: Path, **config: object) -> ov.Model:
-    """Return a graph on disk, whose weights are mapped unless ``config``, which is OpenVINO's, says otherwise.
+    """Return a graph on disk, whose weights are mapped unless ``config``, OpenVINO's options, forbids it.
 
     Raises ``RuntimeError`` for an unusable file.
     """
@@ -229,7 +229,7 @@ def _is_gate(product: ov.Node) -> bool:
 
 
 def write_graph(graph: ov.Model, path: Path) -> None:
-    """Write a graph in float32. Raises ``OSError``: OpenVINO says of a full disk "basic_ios::clear: iostream error"."""
+    """Write a graph in float32. Raises ``OSError``, also if OpenVINO reports a full disk by an error of its own."""
     for file in (path, path.with_suffix(".bin")):
         file.unlink(missing_ok=True)  # another graph may be mapped
     try:
