@@ -20,7 +20,7 @@ from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest, Prepare, RenderedPrompt
+from trio_pool_serve.types import Batch, PoolingOutput, PoolingRequest, Prepare, RenderedPrompt, Runner
 
 
 def request(*ids: int, **fields) -> PoolingRequest:
@@ -36,10 +36,11 @@ def first_ids(batch: Batch) -> list[int]:
 
 
 def engine_over(
-    runner: ScriptedRunner | Callable[[], Prepare], launches: int = 1, offload: Offload | None = None, **settings
+    runner: Runner | Callable[[], Prepare], launches: int = 1, offload: Offload | None = None, **settings
 ) -> Engine:
     """Return an engine that computes by a runner, or by the one that a function loads."""
-    load = (lambda: runner) if isinstance(runner, ScriptedRunner) else runner
+    prepare = runner if isinstance(runner, ScriptedRunner) else lambda _: runner
+    load = (lambda: prepare) if hasattr(runner, "launch") else runner
     config, metrics = SchedulingConfig(**settings), Metrics().of_engine("m")
     offload = offload or Offload(launch=launches)
     queue = ModelQueue(config.max_queue_s, metrics)

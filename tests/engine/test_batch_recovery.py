@@ -368,7 +368,7 @@ async def test_a_row_that_does_not_fit_by_itself_fails_alone_and_no_batch_is_sma
 
 async def test_an_id_that_a_real_model_does_not_have_fails_its_own_row_only(tmp_path):
     runner = load(write_family(tmp_path / "bert", "bert"))
-    engine = engine_over(lambda: lambda _: runner)
+    engine = engine_over(runner)
     async with running(engine):
         assert engine.statistics().batches == 1, "the probe at the start"
         alone = [(await engine.submit(request(5, number))).values[0] for number in range(1, 17)]

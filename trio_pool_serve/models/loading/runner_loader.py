@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from attrs import define, evolve, field
 
@@ -34,8 +34,7 @@ RunnerLoader: TypeAlias = Callable[[AnyModelFolder, ModelConfig, Offload], Prepa
 def load_transformer(folder: AnyModelFolder, config: ModelConfig, offload: Offload) -> Prepare:
     """Load a model for whatever computes it best; torch is imported only if it computes."""
     if folder.kind.open_runner:
-        prepare: Prepare = resolve_name(folder.kind.open_runner)(folder, config, offload)
-        return prepare
+        return cast("RunnerLoader", resolve_name(folder.kind.open_runner))(folder, config, offload)
     if has_gpu(config):
         return load_by_torch(folder, config, offload, "the GPU cannot be used")
     return CpuModel(folder, config, offload, load_by_torch).open()

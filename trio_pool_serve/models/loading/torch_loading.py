@@ -144,6 +144,5 @@ def _freed_by_batch(runner: TransformerRunner) -> int:
 def _default_batch_tokens(loaded: LoadedModel, params: LoadingParams) -> int:
     """Return the default for a device; fewer if a token has a large output."""
     tokens = CPU_BATCH_TOKENS if params.device.type == "cpu" else GPU_BATCH_TOKENS
-    if loaded.output_width:
-        tokens = min(tokens, max(256, OUTPUT_BYTES // (loaded.output_width * params.dtype.itemsize)))
-    return tokens
+    output_bytes = loaded.output_width * params.dtype.itemsize
+    return min(tokens, max(256, OUTPUT_BYTES // output_bytes)) if output_bytes else tokens

@@ -1,5 +1,7 @@
 """Loading models with a Router: a runner for each route."""
 
+from functools import partial
+
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.loading.runner_loader import load_by_torch, load_transformer
@@ -19,15 +21,13 @@ def open_routed(folder: ModelFolder[Routed], config: ModelConfig, offload: Offlo
     for route in folder.routes:
         if route.spec.scoring != "vectors" or route.reads_images or route.spec.uses_chat_template:
             raise ModelLoadError(f"The route of {route.transformer_path} is not a plain embedding model of texts.")
-        by_itself = bool(route.kind.open_runner)
-        load = load_transformer if by_itself else load_by_torch
-        routes.append(load(route, config, offload, *([] if by_itself else ["it is a route of a Router"])))
+        by_torch = partial(load_by_torch, why_torch="it is a route of a Router")
+        routes.append((load_transformer if route.kind.open_runner else by_torch)(route, config, offload))
 
     def prepare(params: RunnerParams) -> RoutedRunner:
         runners = [prepare_route(params) for prepare_route in routes]
-        if len(widths := {runner.facts.dimensions for runner in runners}) > 1:
-            lengths = ", ".join(map(str, sorted(widths)))
-            raise ModelLoadError(f"The routes have vectors of different lengths: {lengths}.")
+        if len(widths := sorted({runner.facts.dimensions for runner in runners})) > 1:
+            raise ModelLoadError(f"The routes have vectors of different lengths: {', '.join(map(str, widths))}.")
         return RoutedRunner(runners)
 
     return prepare

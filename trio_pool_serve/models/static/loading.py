@@ -35,7 +35,6 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
             parameters += sum(tensor.size for tensor in tensors.values())
     except ValueError as error:
         raise ModelLoadError(f"{place}: {error}.") from error
-    fingerprint = fingerprint_of_loaded(folder.path, config, (), "float32", as_read=folder.file_states)
 
     def prepare(params: RunnerParams) -> StaticRunner:
         facts = RunnerFacts(
@@ -43,7 +42,11 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
             pads=False,
             probe_request=PoolingRequest(RenderedPrompt(np.zeros(8, dtype=np.int32)), (Embed(),)),
             dimensions=width,
-            computed_by=ComputedBy(fingerprint, "float32", "numpy"),
+            computed_by=ComputedBy(
+                fingerprint_of_loaded(folder.path, config, (), "float32", as_read=folder.file_states),
+                "float32",
+                "numpy",
+            ),
             requested_dtype="float32",
             device="cpu",
             model_type=folder.model_type,
