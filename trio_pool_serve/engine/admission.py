@@ -10,7 +10,7 @@ theirs is computed already. So a request counts in full until its last row is co
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -107,7 +107,7 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def note_rendered(self, prompts: Iterable[RenderedPrompt], rows: int) -> None:
+    def note_rendered(self, prompts: Sequence[RenderedPrompt], rows: int) -> None:
         """Replace the estimate for ``rows`` rows of the request by the exact lengths of their ``prompts``."""
         if self.work.client.is_background:
             return
@@ -124,15 +124,17 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
         if self.work.has_images:
             self._admission.images.note_done(self.work.client.number, rendered)
 
-    def note_computed(self, prompt: RenderedPrompt) -> None:
-        """Count a rendered row as computed; after the last row, the request does not count any more."""
-        if not self.work.client.is_background:
+    def note_computed(self, *prompts: RenderedPrompt) -> None:
+        """Count rendered rows as computed; after the last row, the request does not count any more."""
+        if self.work.client.is_background:
+            return
+        for prompt in prompts:
             row_class, tokens = class_of(prompt), len(prompt.token_ids)
             self._computed[row_class] = self._computed.get(row_class, 0) + tokens
             self._remaining -= tokens
             self._admission.remaining[row_class] -= tokens
-            if not self._unrendered and not self._remaining:
-                self.release()
+        if not self._unrendered and not self._remaining:
+            self.release()
 
     def release(self) -> None:
         """Stop counting the request."""

@@ -52,15 +52,13 @@ class InFlightBatch:
         default=Factory(lambda self: Batch(tuple([entry.request for entry in self.entries])), takes_self=True),
     )
 
+    is_planned: bool = field(init=False, default=Factory(lambda self: self.batch.is_planned, takes_self=True))
+    """Whether it is background work, which may not return while other work keeps the cores busy."""
+
     @property
     def waited_for(self) -> list[QueueEntry]:
         """The entries that are not settled and that clients still wait for."""
         return [entry for entry in self.entries if not (entry.is_settled or entry.is_abandoned)]
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether it is background work, which may not return while other work keeps the cores busy."""
-        return self.batch.is_planned
 
     @property
     def is_long(self) -> bool:

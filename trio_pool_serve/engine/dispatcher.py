@@ -114,7 +114,7 @@ class Dispatcher:
         their rows would be a batch, and the others would wait for it.
         """
         waiting, quiet = self.source.tokens, 0
-        if not waiting or not any(each.room > 0 or each.ahead_room > 0 for each in self.devices):
+        if not waiting or not [each for each in self.devices if each.room > 0 or each.ahead_room > 0]:
             return
         shortest_s = min([each.passes.shortest_s for each in self.devices])
         until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
@@ -176,7 +176,7 @@ class Dispatcher:
         now = time.perf_counter()
         if self._busy_since is not None:
             self.busy.inc(now - self._busy_since)
-        self._busy_since = now if any(device.in_flight for device in self.devices) else None
+        self._busy_since = now if [each for each in self.devices if each.in_flight] else None
 
     async def _finish(self, device: Device, batch: InFlightBatch) -> None:
         """Free the room of a batch, and settle its rows."""

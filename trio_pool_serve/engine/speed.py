@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +35,7 @@ SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
 
 
+@lru_cache(4096)
 def work_class(tokens: int, *, has_images: bool = False) -> int:
     """Return the work class of rows of ``tokens`` tokens."""
     octave = min(max(tokens, 1).bit_length() - 1, LENGTHS - 1)

@@ -4,7 +4,7 @@ The cache of prepared images uses the rest of it.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
@@ -183,9 +183,12 @@ class MemoryBudget:
         room.grow(nbytes)
 
     @contextmanager
-    def holding(self, prompts: Iterable[RenderedPrompt], client: Client) -> Iterator[None]:
+    def holding(self, prompts: Sequence[RenderedPrompt], client: Client) -> Iterator[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
-        size = sum(held.nbytes for each in prompts for held in (each.images, each.embeds) if held is not None)
+        size = sum([held.nbytes for each in prompts for held in (each.images, each.embeds) if held is not None])
+        if not size:  # texts
+            yield
+            return
         self._prepared.add(client.number, size)
         self.add(client, size)
         try:

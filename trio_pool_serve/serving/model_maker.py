@@ -130,6 +130,7 @@ class ModelMaker:
             folder,
             renderer,
             served.engine,
+            served.engine.facts.dimensions,
             long_text=served.source.loading.long_text,
             results=ModelResults(self.results) if self.results.max_bytes else None,
             task_adapters=task_adapters,

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import trio
@@ -200,9 +200,9 @@ class FanOut:
         """Render a chunk; return its rows' windows in order. Cancellation: as ``Renderer.render``."""
         renderer, client = self.model.renderer, self.admitted.work.client
         rows = [self.rows[index] for index in chunk]
-        plain = [(row.prompt, row.rendering, row.in_windows) for row in rows if renderer.is_plain(row.prompt)]
         try:
-            if plain:
+            if renderer.is_plain(rows[0].prompt):
+                plain: Any = [(row.prompt, row.rendering, row.in_windows) for row in rows]  # all rows of the chunk are
                 rendered = await renderer.render_plain(plain, client.number)
             else:
                 (row,) = rows
@@ -213,7 +213,7 @@ class FanOut:
             raise
         self.timings.render_s = time.perf_counter() - self._began
         self.admitted.note_rendered(
-            (prompt for prompts in rendered for prompt in prompts), sum(len(self.equal[index]) for index in chunk)
+            [prompt for prompts in rendered for prompt in prompts], sum([len(self.equal[index]) for index in chunk])
         )
         by_index = zip(chunk, rendered, strict=True)
         return [(index, *window) for index, prompts in by_index for window in enumerate(prompts)]
@@ -240,7 +240,7 @@ class FanOut:
             rows=len(requests),
             tokens=sum(len(self.equal[index]) * len(prompt.token_ids) for index, _, prompt in windows),
         )
-        with self.model.renderer.memory.holding((request.prompt for request in requests), work.client):
+        with self.model.renderer.memory.holding([request.prompt for request in requests], work.client):
             await self.model.submit_all(requests, partial(self.collect, windows), self.timings)
 
     def collect(self, submitted: Sequence[RenderedWindow], outputs: Outputs) -> None:
@@ -249,8 +249,7 @@ class FanOut:
         Raises ``NotFiniteError``, or ``InvalidRequestError`` if the request has sent token embeddings.
         """
         self.timings.add_rows([output for _, output in outputs])
-        for number, _ in outputs:
-            self.admitted.note_computed(submitted[number][2])
+        self.admitted.note_computed(*[submitted[number][2] for number, _ in outputs])
         try:
             require_finite(outputs)
         except NotFiniteError as error:

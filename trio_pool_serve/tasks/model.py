@@ -29,6 +29,8 @@ class Model:
     folder: ModelFolder[ModelSpec]
     renderer: Renderer
     engine: Engine
+    dimensions: int
+    """Length of its vectors before truncation; 0 if it has none."""
     long_text: LongText | None = None
     """What happens to longer inputs if the request does not say; ``None``: the default of its dialect."""
     window: WindowMember | None = None

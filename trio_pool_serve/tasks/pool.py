@@ -71,7 +71,8 @@ class PoolJob:
     @property
     def vectors(self) -> int:
         """Number of vectors that the task ``embed`` returns."""
-        return len(self.prompts) if self.document is None else len(self.document.chunks)
+        document = self.document
+        return len(self.prompts) if document is None else len(document.chunks)
 
 
 @frozen(eq=False)
@@ -102,7 +103,7 @@ class Pooled:
 
 def check_dimensions(model: Model, dimensions: int | None) -> None:
     """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to ``dimensions``."""
-    limit = model.engine.facts.dimensions
+    limit = model.dimensions
     if dimensions is not None and not 1 <= dimensions <= limit:
         raise InvalidRequestError(
             f"{{dimensions}} must be from 1 to {limit} for this model, not {dimensions}.", field="dimensions"
@@ -240,7 +241,7 @@ def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
     """Reserve memory for vectors before they are computed. Raises ``OverloadedError``."""
     # Responses to lines of batches are not held for a client.
     each = BYTES_PER_NUMBER if context.client.is_background else BYTES_PER_NUMBER_OF_RESPONSE
-    context.reservation.grow(vectors * model.engine.facts.dimensions * each)
+    context.reservation.grow(vectors * model.dimensions * each)
 
 
 async def pool(
@@ -267,7 +268,7 @@ async def pool(
     work = estimated_work(model, job, to_compute, context)
     reserve = None
     if by_tokens:
-        reserve = with_few_numbers(partial(_reserve, model, context), model.engine.facts.dimensions, "prompts")
+        reserve = with_few_numbers(partial(_reserve, model, context), model.dimensions, "prompts")
     with model.admit(work) as admitted:
         rows = await compute_rows(
             model, to_compute, admitted, context.timings, None if pooling else done, reserve=reserve

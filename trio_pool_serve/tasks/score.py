@@ -145,7 +145,7 @@ async def _score_late_interaction(
     Documents whose vectors are pooled are scored here, as pooling is.
     """
     pooling, spec = model.folder.spec.token_pooling, model.folder.spec
-    dimensions = model.engine.facts.dimensions
+    dimensions = model.dimensions
 
     def reserve(vectors: int) -> None:
         context.reservation.grow(vectors * dimensions * BYTES_PER_NUMBER)

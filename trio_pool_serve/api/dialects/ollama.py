@@ -137,7 +137,7 @@ async def respond_embed(call: Call[EmbedRequest, PoolJob]) -> HttpResponse:
 
 async def _embed(call: Call[Any, PoolJob]) -> tuple[list[Vectors], int]:
     """Return the vectors of a job, and the number of tokens."""
-    job, dimensions = call.job, call.model.engine.facts.dimensions
+    job, dimensions = call.job, call.model.dimensions
     call.model.require("embed")
     if not job.prompts:
         return [], 0

@@ -76,7 +76,7 @@ def refuse_embeddings(call: Call[Any, PoolJob], *encodings: VectorEncoding) -> N
     """Raise ``InvalidRequestError`` if vectors cannot be computed or encoded as requested, before they are computed."""
     call.model.require("embed")
     check_dimensions(call.model, call.job.dimensions)
-    dimensions = call.job.dimensions or call.model.engine.facts.dimensions
+    dimensions = call.job.dimensions or call.model.dimensions
     for encoding in encodings:
         encoding.refuse_unencodable(rows=call.job.vectors, dimensions=dimensions)
 

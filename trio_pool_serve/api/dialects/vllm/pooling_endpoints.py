@@ -178,7 +178,7 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
             param = "embed_dtype" if encoding.format == "float" else "encoding_format"
             raise InvalidRequestError(f"Leave out `{param}`: sparse_embed returns JSON numbers.", param=param)
         return
-    dimensions = job.dimensions or call.model.engine.facts.dimensions
+    dimensions = job.dimensions or call.model.dimensions
     if task in LABEL_TASKS:
         dimensions = len(call.model.folder.spec.labels)
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
