@@ -20,7 +20,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.engine.queue_classes import FAIRNESS
-from trio_pool_serve.engine.speed import WORK_CLASSES, ComputeRates, class_of, work_class
+from trio_pool_serve.engine.speed import WORK_CLASSES, ComputeRates, work_class
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.client_turns import Backlog
 from trio_pool_serve.threads.moving_average import MovingAverage
@@ -117,9 +117,10 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
         self._unrendered -= rendered
         changes = defaultdict(int, {self.work.row_class: -replaced})
         for prompt in prompts:
-            changes[class_of(prompt)] += len(prompt.token_ids)
-            if prompt.images is not None:
-                self._admission.image_tokens.observe(len(prompt.token_ids))
+            tokens, has_images = len(prompt.token_ids), prompt.images is not None
+            changes[work_class(tokens, has_images=has_images)] += tokens
+            if has_images:
+                self._admission.image_tokens.observe(tokens)
         self._count(changes)
         if self.work.has_images:
             self._admission.images.note_done(self.work.client.number, rendered)
@@ -129,7 +130,8 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
         if self.work.client.is_background:
             return
         for prompt in prompts:
-            row_class, tokens = class_of(prompt), len(prompt.token_ids)
+            tokens = len(prompt.token_ids)
+            row_class = work_class(tokens, has_images=prompt.images is not None)
             self._computed[row_class] = self._computed.get(row_class, 0) + tokens
             self._remaining -= tokens
             self._admission.remaining[row_class] -= tokens

@@ -3,10 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import trio
-from attrs import Factory, define, field
+from attrs import define, field
 
 from trio_pool_serve.engine.batch_recovery import Fault
 from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
@@ -27,6 +27,11 @@ RowValues: TypeAlias = list[tuple[PooledValue, ...]]
 Outcome: TypeAlias = tuple[QueueEntry, PoolingOutput]
 
 
+ThreadKind: TypeAlias = Literal["launch", "ahead", "background"]
+"""ahead: while the others compute, launches the next batch, so that no core waits for the event loop.
+background: launches planned batches, which are computed at idle priority."""
+
+
 @define(eq=False)
 class InFlightBatch:
     """A batch that is launched, with the times of its last pass."""
@@ -34,26 +39,27 @@ class InFlightBatch:
     entries: Sequence[QueueEntry]
     is_suspect: bool = False
     """Whether its only row was lost with another device, and may be why."""
-    is_ahead: bool = False
-    """Whether it was taken while the device computed as many batches as it can."""
+    kind: ThreadKind = "launch"
+    """The kind of thread that launches it, if it is computed in this process."""
     waits: bool = field(default=False, init=False)
-    """Whether it is launched, and computed once another one is: ``launched`` is then set again."""
-    launched: float = field(factory=lambda: time.perf_counter())
+    """Whether it is computed once another batch is: ``launched`` is then set again."""
+    launched: float = field(init=False)
     forward_s: float = field(default=0.0, init=False)
     """Seconds that the launch took."""
     copy_s: float = field(default=0.0, init=False)
     """Seconds between the launch and the outputs."""
     device_s: float = field(default=0.0, init=False)
-    """Seconds that it occupied the device; 0 if that says nothing, as when rows were computed again."""
+    """Seconds that it occupied the device; 0 if that is not meaningful, as when rows were computed again."""
     handle: PooledBatch | Fault | None = field(default=None, init=False)
     """The result of a launch in this process; ``None`` if no client waited for any of its rows any more."""
-    batch: Batch = field(
-        init=False,
-        default=Factory(lambda self: Batch(tuple([entry.request for entry in self.entries])), takes_self=True),
-    )
-
-    is_planned: bool = field(init=False, default=Factory(lambda self: self.batch.is_planned, takes_self=True))
+    batch: Batch = field(init=False)
+    is_planned: bool = field(init=False)
     """Whether it is background work, which may not return while other work keeps the cores busy."""
+
+    def __attrs_post_init__(self) -> None:
+        self.launched = time.perf_counter()
+        self.batch = Batch(tuple([entry.request for entry in self.entries]))
+        self.is_planned = self.batch.is_planned
 
     @property
     def waited_for(self) -> list[QueueEntry]:

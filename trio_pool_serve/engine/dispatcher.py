@@ -97,7 +97,7 @@ class Dispatcher:
             device, batch = taken
             device.in_flight.append(batch)
             self._count_busy()
-            if self.has_waiting or self.source.planned:
+            if self.source.tokens or self.source.planned:
                 self.source.changed.unpark()
             if not await device.launch(batch):
                 continue
@@ -155,7 +155,7 @@ class Dispatcher:
             if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.short_batch.tokens:
                 limits = evolve(device.limits, max_tokens=device.short_batch.tokens)
                 if entries := self.source.take(limits, leaves_long=True):
-                    return device, InFlightBatch(entries, is_ahead=True)
+                    return device, InFlightBatch(entries, kind="ahead")
         if not others_wait:
             self.rates.note_idle()
         for device in devices:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeVar
 
 import trio
 from attrs import define, field
@@ -14,7 +14,7 @@ from attrs import define, field
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits, TokenBudget
-from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues
+from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues, ThreadKind
 from trio_pool_serve.engine.queue_entry import QueueEntry, fail_unsettled
 from trio_pool_serve.errors import AdapterError, OutOfDeviceMemoryError, RunnerDeadError, forget_frames
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
@@ -30,30 +30,6 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 2
 """Batches of one launch thread that are launched and not yet copied to the host: while one is copied, the next is
 computed."""
-
-ThreadKind: TypeAlias = Literal["launch", "ahead", "background"]
-"""ahead: while the others compute, launches the next batch, so that no core waits for the event loop.
-background: launches planned batches, which are computed at idle priority."""
-
-
-async def run_contained(
-    offload: Offload, kind: ThreadKind | Literal["load"], blocking: Callable[[], T], *, lowers_priority: bool = True
-) -> T:
-    """Run ``blocking()`` in a thread that loads or launches, and return its result.
-
-    Raises ``RunnerDeadError`` instead of a ``BaseException`` that is not an ``Exception``, such as ``SystemExit``.
-    Cancellation: at once; a call that has begun is left to its thread.
-    """
-
-    def contained() -> T:
-        try:
-            return blocking()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RunnerDeadError(f"the runner raised {error!r}") from error
-
-    return await offload.run(kind, contained, lowers_priority=lowers_priority)
 
 
 @define(eq=False, repr=False)
@@ -93,27 +69,20 @@ class LocalDevice(Device):
         """How many batches may be launched at a time, of all kinds."""
         return sum([int(each.total_tokens) for each in self._turns.values()])
 
-    def _kind(self, batch: InFlightBatch) -> ThreadKind:
-        if batch.is_planned and "background" in self._turns:
-            return "background"
-        return "ahead" if batch.is_ahead else "launch"
-
-    def _count(self, kind: ThreadKind) -> int:
-        return [self._kind(batch) for batch in self.in_flight].count(kind)
-
     @property
     def room(self) -> int:  # noqa: D102
-        return min(self.launches - self._launching, MAX_IN_FLIGHT * self.launches - self._count("launch"))
+        own = [batch.kind for batch in self.in_flight].count("launch")
+        return min(self.launches - self._launching, MAX_IN_FLIGHT * self.launches - own)
 
     @property
     def ahead_room(self) -> int:  # noqa: D102
         if "ahead" not in self._turns or self.offload.waiting("launch"):
             return 0
-        return 1 - self._count("ahead")
+        return 1 - [batch.kind for batch in self.in_flight].count("ahead")
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
         if "background" in self._turns:
-            return self.facts.background_launches - self._count("background")
+            return self.facts.background_launches - [batch.kind for batch in self.in_flight].count("background")
         return 0 if others_wait else self.room
 
     @property
@@ -133,14 +102,13 @@ class LocalDevice(Device):
         metrics.padding_waste.observe(1 - rows.tokens / rows.padded_tokens)
         if "ahead" in self._turns and not batch.is_planned:
             batch.waits = sum([not each.is_planned for each in self.in_flight]) > self.launches
-        if self._kind(batch) != "launch":
-            await self._launch(batch)
-            return True
-        self._launching += 1
+        if batch.is_planned and "background" in self._turns:
+            batch.kind = "background"
+        self._launching += batch.kind == "launch"
         try:
             await self._launch(batch)
         finally:
-            self._launching -= 1
+            self._launching -= batch.kind == "launch"
         return True
 
     def note_freed(self, batches: Sequence[InFlightBatch]) -> None:  # noqa: D102
@@ -164,21 +132,20 @@ class LocalDevice(Device):
 
     async def _launch(self, batch: InFlightBatch) -> None:
         """Launch a batch, unless no client waits for any of its rows."""
-        kind = self._kind(batch)
 
         def launch() -> PooledBatch | None:
-            if all(entry.is_abandoned for entry in batch.entries):
+            if not [entry for entry in batch.entries if not entry.is_abandoned]:
                 return None
             if batch.batch.adapter is not None and not self.facts.takes_adapters:
                 raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
             return self.runner.launch(batch.batch)
 
-        async with self._turns[kind]:
-            batch.handle = await self._attempt(partial(self._in_thread, kind, launch), batch)
+        async with self._turns[batch.kind]:
+            batch.handle = await self._attempt(partial(self._in_thread, batch.kind, launch), batch)
         batch.forward_s = time.perf_counter() - batch.launched
 
     async def _in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
-        return await run_contained(self.offload, kind, blocking, lowers_priority=not self.facts.has_own_threads)
+        return await self.offload.run(kind, blocking, lowers_priority=not self.facts.has_own_threads)
 
     async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
         """Return the outputs of a batch, or how it failed; ``None`` if it was not launched, or if its rows failed."""
@@ -203,7 +170,7 @@ class LocalDevice(Device):
         """
 
         async def compute(entries: list[QueueEntry]) -> Fault | None:
-            part = InFlightBatch(entries)
+            part = InFlightBatch(entries, kind=batch.kind)
             batch.launched = part.launched
             await self._launch(part)
             rows = await self._outputs(part)

@@ -64,7 +64,7 @@ Settled: TypeAlias = Callable[[Sequence[QueueEntry]], None]
 def fail_unsettled(entries: Iterable[QueueEntry], error: Exception) -> None:
     """Fail the entries that are not settled."""
     for entry in entries:
-        if not entry.is_settled:
+        if entry.output is None and entry.error is None:
             entry.fail(error)
 
 

@@ -31,7 +31,7 @@ from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS, QueueClass, RequestGroup, WaitingClient
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.speed import ComputeRates, class_of
+from trio_pool_serve.engine.speed import ComputeRates, work_class
 from trio_pool_serve.errors import DeadlineExceededError
 
 MAX_BATCHES_SINCE_SMALL = 4
@@ -192,8 +192,9 @@ class Scheduler(BatchSource):
             return entries
         seconds = 0.0
         if self._entries:
-            first = class_of(entries[0].request.prompt)
-            seconds = self.rates.seconds_of(first, sum([entry.tokens for entry in entries]))
+            first = entries[0].request.prompt
+            row_class = work_class(len(first.token_ids), has_images=first.images is not None)
+            seconds = self.rates.seconds_of(row_class, sum([entry.tokens for entry in entries]))
         done_at = trio.current_time() + seconds
         for entry in entries:
             if entry.request.deadline < done_at:
@@ -288,7 +289,8 @@ class Scheduler(BatchSource):
         tokens, long_tokens = self.tokens, self._long_tokens
         self.small_requests += self._remove(entries)
         self.clock += tokens - self.tokens
-        self._long.take_long(long_tokens - self._long_tokens)
+        if long_tokens > self._long_tokens:
+            self._long.take_long(long_tokens - self._long_tokens)
 
     def _has_recent_small_requests(self, max_tokens: int) -> bool:
         if (total := self.small_requests + self.small_elsewhere) != self._small_requests_seen:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from attrs import define, field
 
 from trio_pool_serve.threads.moving_average import MovingAverage
-from trio_pool_serve.types import RenderedPrompt
 
 LENGTHS = 16
 """Octaves of row length measured separately; the last one contains all rows of 2¹⁵ tokens and more."""
@@ -40,11 +39,6 @@ def work_class(tokens: int, *, has_images: bool = False) -> int:
     """Return the work class of rows of ``tokens`` tokens."""
     octave = min(max(tokens, 1).bit_length() - 1, LENGTHS - 1)
     return octave + LENGTHS if has_images else octave
-
-
-def class_of(prompt: RenderedPrompt) -> int:
-    """Return the work class of a row."""
-    return work_class(len(prompt.token_ids), has_images=prompt.images is not None)
 
 
 UNKNOWN: SecondsPerToken = np.full(WORK_CLASSES, np.nan)

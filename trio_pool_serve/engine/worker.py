@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.devices import Devices
 from trio_pool_serve.engine.engine_statistics import EngineStatistics, ModelMemory
-from trio_pool_serve.engine.local_device import LocalDevice, run_contained
+from trio_pool_serve.engine.local_device import LocalDevice
 from trio_pool_serve.engine.queue_entry import Submission, require_finite
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, PoolServeError, innermost
 from trio_pool_serve.telemetry.metrics import EngineMetrics
@@ -101,7 +101,7 @@ class Worker(Devices):
         self.device = None
 
     async def _load(self) -> LocalDevice:
-        prepare = await run_contained(self.offload, "load", self.memory.measured()(self.load))
+        prepare = await self.offload.run("load", self.memory.measured()(self.load))
 
         def prepared() -> Runner:
             runner = prepare(RunnerParams(self.config.wanted_batch_tokens))
@@ -109,7 +109,7 @@ class Worker(Devices):
             return runner
 
         # After the other models of the start, which have waited since this one began to load: the limiter is fair.
-        runner = await run_contained(self.offload, "load", self.memory.measured()(prepared))
+        runner = await self.offload.run("load", self.memory.measured()(prepared))
         self.offload.note_launch()
         return LocalDevice(runner, self.offload, self.metrics, self.config)
 

@@ -166,9 +166,9 @@ class FanOut:
     reserve: Reserve | None
     computed: dict[int, ComputedRow] = field(init=False, factory=dict)
     """Rows by index, once all of their windows are computed."""
-    _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=lambda: defaultdict(list))
+    _windows: dict[int, list[ComputedRow | None]] = field(init=False, factory=partial(defaultdict, list))
     """The windows of each submitted row by the row's index; ``None`` until computed."""
-    _group: int = field(init=False, factory=lambda: next(_groups))
+    _group: int = field(init=False, factory=_groups.__next__)
     _began: float = field(init=False, factory=time.perf_counter)
 
     async def compute_concurrently(self, chunks: Sequence[tuple[int, ...]]) -> None:

@@ -22,7 +22,7 @@ import outcome
 import trio
 from attrs import Factory, define, field
 
-from trio_pool_serve.errors import PoolServeError, StartFailedError, forget_frames
+from trio_pool_serve.errors import PoolServeError, RunnerDeadError, StartFailedError, forget_frames
 from trio_pool_serve.threads.client_turns import Backlog, ClientTurns, LimiterStatistics
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 
@@ -43,6 +43,10 @@ CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "cluster": 1, "download": 4, "
 """Capacities that are not set. A download that hangs does not hold up the others. Two imports or conversions at a time
 are no faster, and take the memory of both; so do two clusterings, which hold the interpreter lock most of the time. One
 file is read while another is written."""
+
+OF_RUNNERS = {"load", "launch", "ahead", "background"}
+"""Kinds of work that call runners. What they raise besides ``Exception``, such as ``SystemExit``, is
+``RunnerDeadError``."""
 
 START_PAUSE_S = 1.0
 """Pause between attempts to start a thread for work that belongs to no request."""
@@ -152,6 +156,9 @@ class Offload:
         always use the same threads, until ``close``. Without ``lowers_priority`` the thread keeps its priority: for
         callables that compute in threads of their own, and hold the interpreter lock themselves.
 
+        Raises what ``blocking`` raises; for ``load``, ``launch``, ``ahead`` and ``background``, ``RunnerDeadError``
+        instead of a ``BaseException`` that is not an ``Exception``.
+
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
         Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
@@ -168,6 +175,8 @@ class Offload:
             started = time.perf_counter()
             result = outcome.capture(blocking)
             finished = time.perf_counter()
+            if kind in OF_RUNNERS and isinstance(result, outcome.Error) and not isinstance(result.error, Exception):
+                result = outcome.Error(RunnerDeadError(f"the runner raised {result.error!r}"))
             if isinstance(result, outcome.Error) and isinstance(result.error, PoolServeError):
                 forget_frames(result.error)  # the thread's frames refer to the result
             return result
