@@ -90,6 +90,7 @@ class ClientTurns:
 
     async def wait_for_turn(self, client: int, number: int | None = None) -> None:
         """Wait for a turn, which ends with ``pass_on``. Cancellation: as ``turn``."""
+        # This overtakes no one: while a waiting client may have a slot, `pass_on` leaves none free.
         if self.working < self.slots and self._working[client] < self.slots_per_client:
             self._working[client] += 1
             return
@@ -99,7 +100,7 @@ class ClientTurns:
         try:
             await turn.wait()
         except trio.Cancelled:
-            if turn.is_set():
+            if turn.is_set():  # in the same round of the event loop, before this task ran
                 self.pass_on(client)
             else:
                 self._waiting[client].remove(place)
@@ -151,13 +152,13 @@ class Backlog:
     waiting: ClientCounts = field(init=False, factory=ClientCounts)
     total: int = field(default=0, init=False)
     _seconds: float = field(default=0.0, init=False)
-    """Per item, a moving average."""
+    """Seconds per item, a moving average."""
     _measured: float = field(default=-math.inf, init=False)
     """Time at which the latest period ended."""
     _since: float | None = field(default=None, init=False)
     """Time at which the period began; ``None`` while too few items wait."""
     _done: int = field(default=0, init=False)
-    """In the period."""
+    """Items that were done in the period."""
 
     @property
     def total_s(self) -> float:

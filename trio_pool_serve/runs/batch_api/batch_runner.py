@@ -204,6 +204,7 @@ class BatchRunner:
                     submitter = Submitter(client, batch.models, usage)
                     position = await self._run_lines(batch, submitter, should_pause=should_pause)
                 finally:
+                    # The owner went to the end of the line when the turn began. Owners that have come since are next.
                     self._turns.step_back(client.number)
         if position.is_finished:
             await self.store.advance(batch.id, "finalizing")
