@@ -40,8 +40,11 @@ class VectorsRequest(WireRequest):
 
     def job(self, _: int) -> PoolJob:
         """Return the job of the request."""
-        dimensions = None if self.config is None else self.config.dimensions
-        return PoolJob(prompts=[TextPrompt(self.text)], input_params=TRUNCATED, dimensions=dimensions or None)
+        return PoolJob(
+            prompts=[TextPrompt(self.text)],
+            input_params=TRUNCATED,
+            dimensions=(self.config or VectorConfig()).dimensions or None,
+        )
 
 
 @frozen(kw_only=True)
@@ -56,7 +59,7 @@ class VectorsResponse:
 async def respond_vectors(call: Call[VectorsRequest, PoolJob]) -> HttpResponse:
     """Embed. Errors: as ``pool``. Cancellation: at once."""
     refuse_embeddings(call)
-    task = None if call.wire.config is None else call.wire.config.task_type
+    task = (call.wire.config or VectorConfig()).task_type
     pooled = await pool(call.model, with_input_type(call.job, task, call.model, param="config"), call.context)
     ((vector,),) = pooled.rows
     encoded = VectorEncoding().json(vector)

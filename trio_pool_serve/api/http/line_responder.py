@@ -56,8 +56,11 @@ class LineResponder:
     @property
     def paths(self) -> list[str]:
         """The paths that lines may name: all paths of tasks without a name in them."""
-        tasks = [path for (_, path), handler in self.routes.routes.items() if isinstance(handler, TaskHandler)]
-        return [path for path in tasks if PLACE not in path]
+        return [
+            path
+            for (_, path), handler in self.routes.routes.items()
+            if isinstance(handler, TaskHandler) and PLACE not in path
+        ]
 
     def has_route(self, path: str) -> bool:
         """Return whether lines may name a path."""

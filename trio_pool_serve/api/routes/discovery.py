@@ -79,12 +79,13 @@ def discovery_routes(service: Service) -> Routes:
         ready = served.loaded is not None
         return HttpResponse.json({"name": name, "ready": ready}, 200 if ready else 503)
 
-    about = {"name": "trio_pool_serve", "version": trio_pool_serve.__version__, "extensions": []}
     return {
         **{("GET", f"{path}/{state}"): probe(state, write) for path, write in PROBES.items() for state in STATES},
         ("GET", AUTH_PATH): fixed(HttpResponse.json({"auth": service.api_keys.are_needed})),
         ("GET", "/meta"): meta,
-        ("GET", "/v2"): fixed(HttpResponse.json(about)),
+        ("GET", "/v2"): fixed(
+            HttpResponse.json({"name": "trio_pool_serve", "version": trio_pool_serve.__version__, "extensions": []})
+        ),
         ("GET", V2_MODEL): v2_model,
         ("GET", V2_READY): v2_ready,
     }
