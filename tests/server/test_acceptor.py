@@ -70,14 +70,14 @@ class Listening:
 @asynccontextmanager
 async def serving(service: Service, monkeypatch) -> AsyncIterator[Listening]:
     refused_early = []
-    answer = OverloadGate.answer
+    answer = OverloadGate.answer_before_route
 
     def noting(self, scope, body):
         refusal = answer(self, scope, body)
         refused_early.append(refusal is not None)
         return refusal
 
-    monkeypatch.setattr(OverloadGate, "answer", noting)
+    monkeypatch.setattr(OverloadGate, "answer_before_route", noting)
     monkeypatch.setattr(overload, "MAX_LAG_S", NEVER_S)  # on a busy machine any test may lag
     app, settings = create_app(service.config, service), hypercorn_config(service.config)
     refusals = RefusalWriter(app.overload, settings)
@@ -232,7 +232,7 @@ async def test_an_app_that_raises_leaves_the_listener_alone(server, service, mon
     def fail(*_) -> None:
         raise RuntimeError("not expected")
 
-    monkeypatch.setattr(OverloadGate, "answer", fail)
+    monkeypatch.setattr(OverloadGate, "answer_before_route", fail)
     with full_queue(service):
         for _ in range(3):
             assert (await server.ask(post()))[0].startswith(b"HTTP/1.1 429")

@@ -78,7 +78,7 @@ class RefusalWriter:
         if not request.is_complete:
             return None
         try:
-            refused = self.gate.answer(request.scope(self.config.root_path, client, waited_s), body)
+            refused = self.gate.answer_before_route(request.scope(self.config.root_path, client, waited_s), body)
             if refused is None:
                 return None
             status, headers, content = refused

@@ -5,7 +5,7 @@ for the others: a scope, an exchange and a decoded body for each would cost seve
 So each rule is applied as early as it can be:
 
 - before a request is read: ``OverloadGate.refuses_unread``,
-- before its route: ``OverloadGate.answer``, and over HTTP/2 ``OverloadGate.answer_without_key``,
+- before its route: ``OverloadGate.answer_before_route``, and over HTTP/2 ``OverloadGate.answer_without_key``,
 - before its body: ``refuse_before_body``, for the body's length and the memory that it would take,
 - before a thread decodes it: ``refuse_before_thread``.
 
@@ -117,7 +117,7 @@ class OverloadGate:
         """Remember that a request of an address was refused as its connection was accepted."""
         _remember(self._refused_at, address, trio.current_time(), MAX_ADDRESSES)
 
-    def answer(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
+    def answer_before_route(self, scope: Mapping[str, Any], body: bytes) -> EarlyResponse | None:
         """Return the response to a request that every model would refuse; ``None`` if it has to be handled.
 
         ``body`` is the complete body. The request is not counted for its key.

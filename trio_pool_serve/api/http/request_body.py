@@ -46,6 +46,8 @@ class RequestBody:
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
         self._max_bytes, self._setting = max_bytes, " (--max-body-bytes)"
         self._announced = expected_bytes
+        self.announced = expected_bytes or 0
+        """The announced length in bytes; 0 without one."""
         self._complete = trio.Event()
         self._length = 0
         self._reservation: Reservation | None = None
@@ -130,11 +132,6 @@ class RequestBody:
             yield
         finally:
             reservation.budget.on_shortage.discard(end_if_stalled)
-
-    @property
-    def announced(self) -> int:
-        """The announced length in bytes; 0 without one."""
-        return self._announced or 0
 
     @property
     def is_small(self) -> bool:
