@@ -244,10 +244,9 @@ class ModelKind(Generic[Spec]):
     ``read`` returns the spec that a folder's files declare, ``None`` for another kind; it raises ``ModelLoadError``
     for a folder of its kind that requires something unsupported. ``load`` names the function (``module:function``)
     that makes a ``LoadedModel`` of a ``ModelFolder`` and ``LoadingParams``, blocking for seconds. It is a name
-    because an API process imports no torch. ``open_runner`` names the function that makes the ``Runner`` itself of a
-    ``ModelFolder``, a ``ModelConfig`` and an ``Offload``, for a kind that neither torch nor OpenVINO computes; then
-    there is no ``load``. It raises ``ModelLoadError``. ``exported_heads`` returns the heads of a spec, for folders
-    whose weights torch cannot load; it raises ``UnusableGraphError``.
+    because an API process imports no torch. ``open_runner`` names the ``RunnerLoader`` of a kind that neither torch
+    nor OpenVINO computes; then there is no ``load``. ``exported_heads`` returns the heads of a spec, for folders whose
+    weights torch cannot load; it raises ``UnusableGraphError``.
 
     ``text_format``, ``pair_format`` and ``image_format`` return how a text, a pair of texts and an image are rendered
     (``None``: the model accepts no images); by default as most models do. They raise ``ModelLoadError`` if the
