@@ -135,7 +135,7 @@ async def test_files_that_have_changed_fail_the_rows_of_their_adapter_until_it_i
     async with adapted(tmp_path, "law", "art") as live:
         loaded = live.service.served["base"].engine.devices.loaded.runner
         write_lora(tmp_path / "law", tmp_path / "base", seed=2)
-        loaded.adapters.store._loaded._values.clear()
+        loaded.adapters.store.loaded._values.clear()
         assert [await live.embed(name) for name in ("law", "art", "base")] == [500, 200, 200]
         assert live.service.state == "ready"
         live.expected["law"][:] = live.expected["med"]
