@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.engines import Outcomes, computing, engine_over, in_thread, request, running
+from tests.engine.engines import Outcomes, compute_window, computing, engine_over, in_thread, request, row, running
 from tests.scripted_runner import ScriptedRunner, scripted_vector
 from trio_pool_serve.engine import local_device
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -151,6 +151,23 @@ async def test_a_runner_with_two_launch_threads_computes_two_batches_at_a_time(l
     assert runner.rows == [1] * 20
     assert {n: output.values[0][3] for n, output in outcomes.answered.items()} == {n: n for n in range(1, 21)}
     assert engine.devices.offload.statistics()["launch"].borrowed == 0
+
+
+@pytest.mark.parametrize("kind", ["launch", "background"])
+async def test_rows_that_arrive_at_once_fill_all_threads_though_they_wake_one_task(kind: str):
+    """The task that is woken takes a batch, and wakes the next one for what it leaves."""
+    together = threading.Barrier(3)
+    runner = ScriptedRunner(
+        concurrent_launches=3, background_launches=3, on_launch=lambda batch: together.wait(60) and None
+    )
+    rows = [row(40), row(41), row(42)]  # each fills a batch
+    with trio.fail_after(60):
+        async with running(engine_over(runner, offload=Offload(launch=3, idle_launches=3))) as engine:
+            if kind == "background":
+                await compute_window(engine, rows)
+            else:
+                await engine.submit_all(rows)
+    assert len(runner.batches) == 3
 
 
 async def test_the_next_batch_is_launched_while_one_computes_if_the_runner_has_threads_of_its_own():
