@@ -11,7 +11,7 @@ from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.server.incoming_request import IncomingRequest
-from trio_pool_serve.server.outgoing_response import OutgoingResponse, server_headers
+from trio_pool_serve.server.outgoing_response import Headers, OutgoingResponse, server_headers
 
 MAX_UNRECEIVED = 64 * 1024
 """Bytes of a body that wait for the app; above this, no more are read from the client."""
@@ -83,9 +83,7 @@ class Exchange:
         """
         kind = message["type"]
         if kind == "http.response.start" and self.response is None:
-            response = OutgoingResponse(self.request, int(message["status"]), message.get("headers", ()))
-            self._head = response.head(server_headers(self._config), is_last=self._is_last())
-            self.response = response
+            response = self._begin(int(message["status"]), message.get("headers", ()))
             if not response.has_known_length:
                 await self._write(self._take_head())
         elif kind == "http.response.body" and self.response is not None and not self.is_answered:
@@ -101,6 +99,20 @@ class Exchange:
                 await trio.lowlevel.checkpoint()  # a write that finds room does not wait
         else:
             raise RuntimeError(f"{kind} is no message of an HTTP/1.1 response, or comes out of turn.")
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response, instead of messages. Cancellation: as ``send``."""
+        response = self._begin(status, headers)
+        await self._write(self._take_head(), response.body(body, is_last=True))
+        response.check_end()
+        self.is_answered = True
+        self._changed.unpark_all()
+
+    def _begin(self, status: int, headers: Headers) -> OutgoingResponse:
+        response = OutgoingResponse(self.request, status, headers)
+        self._head = response.head(server_headers(self._config), is_last=self._is_last())
+        self.response = response  # not before: after headers that cannot be sent, another response may follow
+        return response
 
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""

@@ -88,7 +88,7 @@ class PoolServeConnection(TrioASGIHTTPConnection):
         elif request.is_bodiless_get and not isinstance(handler, StreamingHandler):
             response = await self.app.middleware.respond(request, handler)
             if isinstance(response.body, bytes):
-                await response.send(send)
+                await self._send(response, send)
                 return
         with nullcontext() if self._exchange is not None else self._request_scope:
             if isinstance(handler, StreamingHandler):
@@ -133,7 +133,13 @@ class PoolServeConnection(TrioASGIHTTPConnection):
             await send(message)
 
         self._is_finishing = isinstance(response.body, bytes)
-        await response.send(send if self._is_finishing else noting)
+        await self._send(response, send if self._is_finishing else noting)
+
+    async def _send(self, response: HttpResponse, send: Any) -> None:
+        if self._exchange is not None and isinstance(response.body, bytes):
+            await self._exchange.respond(response.status, response.encoded_headers(), response.body)
+        else:
+            await response.send(send)
 
     async def _receive(self, receive: Any) -> None:
         while (message := await receive())["type"] != "http.disconnect":
