@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from benchmarks.gpu.loaded_runner import LoadedRunner
-from trio_pool_serve.engine.devices import MAX_IN_FLIGHT
+from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
 from trio_pool_serve.runner.output_copy import Split
 from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch, PooledValue
 

@@ -101,7 +101,7 @@ def complaints_of(written: str) -> list[str]:
 async def launch_all(loaded: LoadedRunner, *, in_this_thread: bool) -> list[str]:
     """Launch mixed batches, two in flight, and await them; return what the launches raised."""
     from benchmarks.gpu.batches import mixed_batches
-    from trio_pool_serve.engine.devices import MAX_IN_FLIGHT
+    from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
 
     raised: list[str] = []
     batches = mixed_batches(loaded.batch_tokens)

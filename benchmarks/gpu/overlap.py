@@ -174,7 +174,7 @@ async def trace(loaded: LoadedRunner, path: Path) -> None:
     import torch
 
     from benchmarks.gpu.batch_stream import BatchStream
-    from trio_pool_serve.engine.devices import MAX_IN_FLIGHT
+    from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
 
     activities = [torch.profiler.ProfilerActivity.CPU]
     if not loaded.is_on_cpu:
