@@ -3,6 +3,7 @@
 ``python -m tests.api.dialects.error_table`` writes the responses anew, for a reader to judge.
 """
 
+import base64
 import json
 import re
 import tempfile
@@ -30,7 +31,9 @@ from tests.api.scripted_models import (
 )
 from tests.api.serving import serving
 from tests.conftest import wait_idle
+from tests.rendering.media.images import ColourFormat, data_url, encoded
 from tests.scripted_runner import ScriptedRunner
+from tests.tensors import ROWS, WIDTH, as_npy
 from trio_pool_serve.config import BatchConfig, Config, InputConfig, NetworkConfig
 from trio_pool_serve.models.classification import SequenceClassifier
 from trio_pool_serve.models.model_kind import ModelSpec
@@ -53,6 +56,15 @@ BODIES = {
 }
 """Bodies that do not fit on a line."""
 
+NAMED = {
+    "LONG": LONG,
+    "NO_IMAGE": data_url(b"hello"),
+    "IMAGE": data_url(encoded()),
+    "BASE64": data_url(encoded()).partition(",")[2],
+    "EMBEDS": base64.b64encode(as_npy(ROWS)).decode(),
+}
+"""What names in bodies stand for."""
+
 TIMES = re.compile(r'(?<="created":)(1[7-9]|[2-9]\d)\d{8}|(?<=_duration":)\d+')
 """Seconds since 1970, later than in 2023, and durations."""
 
@@ -66,6 +78,7 @@ class Model:
     labels: int = 2
     inputs: InputConfig = attrs.Factory(InputConfig)
     has_template: bool = False
+    reads_images: bool = False
 
 
 SEVERAL_LABELS = SequenceClassifier(
@@ -88,6 +101,10 @@ MODELS: Mapping[str, Model] = {
     "A reranker that reads pairs": Model(Judge(), labels=1),
     "A classifier without names for its labels": Model(Labeller()),
     "An embedding model": Model(),
+    "An embedding model that reads images": Model(reads_images=True),
+    "An embedding model on a server that accepts token embeddings": Model(
+        inputs=InputConfig(enable_prompt_embeds=True)
+    ),
     "A classifier of two labels": Model(Labeller(labels=("short", "heavy"))),
     "A classifier of pairs": Model(Judging(), labels=1),
     "A classifier of one label": Model(Everything(labels=("toxic",)), labels=1),
@@ -118,6 +135,7 @@ class Asker:
     service: Service
     http: httpx.AsyncClient
     runner: ScriptedRunner
+    model: Model
 
     async def ask(self, path: str, body: Mapping[str, Any], *, key: bool = True) -> httpx.Response:
         """Return the response to a body."""
@@ -139,7 +157,8 @@ class Asker:
         error, kind = answer.json()["error"], answer.json().get("error_type")
         name = error["param"] if isinstance(error, dict) else kind
         field = f"[{name}] " if name else ""
-        computed = ", computed" if self.runner.batches else ""
+        # Texts beside an image may be computed before it has been read.
+        computed = ", computed" if self.runner.batches and not self.model.reads_images else ""
         return f"{answer.status_code}{computed} {field}{message_of(answer)}"
 
     async def _send(self, line: str) -> httpx.Response:
@@ -158,8 +177,10 @@ class Asker:
 
 
 def written_out(body: str) -> str:
-    """Return a body with its long text, its long strings and its long lists."""
-    body = re.sub(r'"(.) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body.replace("LONG", LONG))
+    """Return a body with what names in it stand for, its long strings and its long lists."""
+    for name, meant in NAMED.items():
+        body = body.replace(name, meant)
+    body = re.sub(r'"(.) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body)
     return re.sub(
         r"\[([^\[\]]+|\[[^\[\]]+\]) × (\d+)\]", lambda match: f"[{', '.join([match[1]] * int(match[2]))}]", body
     )
@@ -175,11 +196,13 @@ async def asker(folder: Path, model: Model) -> AsyncIterator[Asker]:
             batch=BatchConfig(data_dir=Path(data)),
             input=model.inputs,
         )
-        runner = ScriptedRunner(labels=model.labels)
+        runner = ScriptedRunner(labels=model.labels, embeds_width=WIDTH if model.inputs.enable_prompt_embeds else 0)
         async with serving(config, runner) as (service, client):
             if model.spec is not None:
                 serve_as(service, model.spec, **({"prompts": model.prompts} if model.prompts else {}))
-            yield Asker(service, client, runner)
+            if model.reads_images:
+                service.default.loaded.renderer.conversations.image_format = ColourFormat()
+            yield Asker(service, client, runner, model)
 
 
 async def recorded(path: Path, folder: Path, chat_folder: Path) -> str:

@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from tests.api.dialects.field_cases import LONG, MODEL, ROUTES, TEXT, UNACCEPTED, Case
+from tests.api.dialects.field_cases import LONG, MODEL, ROUTES, UNACCEPTED, Case
 from tests.api.dialects.test_every_dialect import STRINGS
-from tests.api.scripted_models import PROMPTS, Everything, serve_as
+from tests.api.scripted_models import PROMPTS, Everything
 from tests.conftest import render_templates_on_the_loop
 from tests.model_folders import write_json, write_scripted_folder
 from tests.rendering.chat.chat_folders import CHATML
@@ -230,27 +230,6 @@ async def test_the_value_that_holds_anyway_changes_nothing(server, key, beside, 
     without = await server.seen(key, body)
     assert without[0] == 200
     assert await server.seen(key, {**body, **sent}) == without
-
-
-async def test_similarities_have_no_logits(client, service):
-    """As docs/fields.md says."""
-    serve_as(service, ByVectors())
-    query, texts = TEXT, ["w1 w2 w3", "w4"]
-    rerank = {"query": query, "documents": texts}
-    answers = [
-        await client.post(path, json=body)
-        for path, body in [
-            *(("/v1/rerank", {**rerank, **field}) for field in ({}, {"use_activation": False}, {"raw_scores": True})),
-            ("/rerank", {"query": query, "texts": texts, "raw_scores": True}),
-            ("/v1/ranking", {"query": {"text": query}, "passages": [{"text": text} for text in texts]}),
-        ]
-    ]
-    plain, vllm, infinity, tei, nim = [answer.json() for answer in answers]
-    scores = [result["relevance_score"] for result in plain["results"]]
-    assert [result["relevance_score"] for result in vllm["results"]] == scores
-    assert [result["relevance_score"] for result in infinity["results"]] == scores
-    assert [result["score"] for result in tei] == pytest.approx(scores)
-    assert [result["logit"] for result in nim["rankings"]] == scores
 
 
 @each("key", ROUTES, ids=map(" ".join, ROUTES))
