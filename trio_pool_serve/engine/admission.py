@@ -36,14 +36,16 @@ CLIENTS = 256
 """Maximum clients counted separately; clients with equal numbers modulo this count as one."""
 
 ALL_DUE = 1.5 * FAIRNESS
-"""From this many larger requests of one client on, they come due faster than they are computed: ``FAIRNESS``, and half
-as many more because the queue rounds virtual deadlines up to powers of two."""
+"""If a client has at least this many requests larger than the one to admit, all of them are computed before it.
+
+While a token is computed, each of them comes due by 1/``FAIRNESS`` of a token. The factor 1.5 is for the queue, which
+rounds virtual deadlines up to powers of two."""
 
 NEARLY_FULL = 0.75
 """Share of ``max_queue_s`` above which requests may be refused before they are decoded."""
 
 COMES_AGAIN = 2.0
-"""Factor for the waiting work of another client: in an overloaded server it sends more while that is computed."""
+"""Factor for the waiting work of other clients: in an overload, they send as much again while it is computed."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.float64]
@@ -264,7 +266,7 @@ class Admission:
         seconds = self.of_client @ rates
         own_s = float(seconds[work.client.number % CLIENTS])
         if work.rank > 0:
-            return float(seconds.sum())  # behind all others
+            return float(seconds.sum())  # all others are computed first
         own_tokens = float(self.of_client[work.client.number % CLIENTS].sum())
         before_s = self._own_before(work) * own_s / own_tokens if own_tokens else 0.0
         if work.rank < 0:

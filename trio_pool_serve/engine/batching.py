@@ -14,7 +14,7 @@ FREE_PADDING_DIVISOR = 64
 """A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
 SHORT_BATCH_S = 0.02
-"""Target duration of a short batch: of long work while small requests arrive, which wait behind it."""
+"""Target duration of a short batch: of long work while small requests arrive, which wait until it is computed."""
 
 FEW_TOKENS, MOST_SLOWER = 256, 1.5
 """A short batch of at most ``FEW_TOKENS`` is not made smaller if a token takes more than ``MOST_SLOWER`` times as long

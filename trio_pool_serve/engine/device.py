@@ -38,7 +38,7 @@ class InFlightBatch:
 
     entries: Sequence[QueueEntry]
     is_suspect: bool = False
-    """Whether its only row was lost with another device, and may be why."""
+    """Whether its only row was in flight on a device that was lost, and may be the reason for the loss."""
     kind: ThreadKind = "launch"
     """The kind of thread that launches it, if it is computed in this process."""
     waits: bool = field(default=False, init=False)
@@ -68,7 +68,7 @@ class InFlightBatch:
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes so long that short rows should not wait behind it."""
+        """Whether it takes so long that short rows should not wait for it."""
         return not self.is_planned and self.batch.longest > SHORT_TOKENS
 
     @property
@@ -189,7 +189,7 @@ class Device(ABC):
     def done_in_s(self, tokens: int) -> float:
         """Return the seconds until it would have computed ``tokens`` more, after its batches in flight.
 
-        If those are overdue, the seconds by which they are count instead of the seconds until they are done.
+        Batches in flight may be overdue. Then the device is assumed to need as long again as it is late.
         """
         free_in_s = 0.0
         if len(self.in_flight) >= self.launches:

@@ -1,4 +1,4 @@
-"""What an engine asks of the devices that compute its model."""
+"""The interface of the devices that compute an engine's model."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar

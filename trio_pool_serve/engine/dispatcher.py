@@ -58,12 +58,13 @@ class Dispatcher:
     )
     lost: LostRows = field(factory=LostRows)
     others_tokens: int = field(init=False, default=0)
-    """Tokens that the devices have computed for other processes since this one's last batch; briefly below 0 if answers
-    come in several frames."""
+    """Tokens that the devices have computed for other processes since the latest batch of this process.
+
+    Negative while the answers to a batch arrive in several frames: the device has not reported all of its tokens."""
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
     _busy_since: float | None = field(init=False, default=None)
-    """The time up to which seconds with batches in flight are counted; ``None`` while there are none."""
+    """Start of the period with batches in flight that is not in ``busy`` yet; ``None`` while none are."""
 
     @property
     def in_flight(self) -> list[InFlightBatch]:
@@ -97,10 +98,11 @@ class Dispatcher:
             device, batch = taken
             device.in_flight.append(batch)
             self._count_busy()
+            # The arrival has woken this task only, which may be busy with the launch for the whole pass.
             if self.source.tokens or self.source.planned:
                 self.source.changed.unpark()
             if not await device.launch(batch):
-                continue
+                continue  # a device server: its link delivers the rows
             is_copied = isinstance(batch.handle, CopiedBatch) and len(batch.handle.rows) == 1 == len(batch.entries)
             if is_copied and not self.has_waiting:
                 await self._finish(device, batch)  # this does not wait: a task would cost a round of the event loop
@@ -116,6 +118,7 @@ class Dispatcher:
         waiting, quiet = self.source.tokens, 0
         if not waiting or not [each for each in self.devices if each.room > 0 or each.ahead_room > 0]:
             return
+        # Before anything was measured this is 0: the first rows do not wait.
         shortest_s = min([each.passes.shortest_s for each in self.devices])
         until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
         while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
@@ -128,6 +131,7 @@ class Dispatcher:
         available = [each for each in self.devices if each.is_available]
         if not any(each.room > 0 or each.ahead_room > 0 for each in available):
             is_planned_room = any(each.planned_room(others_wait=False) > 0 for each in available)
+            # Not for rows: without room, each arrival would wake this task for nothing.
             await (self.source.planned_changed if is_planned_room else self.room).park()
         elif math.isinf(self.choice.look_again_s):
             await self.source.changed.park()  # a cancel scope would be a tenth of a lone request's calls
@@ -142,6 +146,7 @@ class Dispatcher:
             self.rates.note_idle()
             return None
         available = [each for each in self.devices if each.is_available]
+        # A device that may die again takes nothing else, so that no other row sees a second loss with the suspect.
         held = self.lost.device_for(available)
         if held is not None and not held.in_flight:
             return held, InFlightBatch([self.lost.suspects.popleft()], is_suspect=True)
@@ -151,7 +156,8 @@ class Dispatcher:
                 return device, InFlightBatch(entries)
         others_wait = self.source.tokens > 0
         for device in devices:
-            # Rows that arrive meanwhile wait behind a batch that is taken ahead, so it is a short one, of all rows.
+            # Rows that arrive later wait until this batch is computed, so it is taken only if it is short, and only if
+            # it contains all rows: with more rows waiting, there is a batch to launch when the device is free.
             if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.short_batch.tokens:
                 limits = evolve(device.limits, max_tokens=device.short_batch.tokens)
                 if entries := self.source.take(limits, leaves_long=True):
@@ -185,13 +191,13 @@ class Dispatcher:
         try:
             if rows is not None:
                 await batch.deliver(rows)
-        finally:  # no client waits for rows without an output, unless the engine ends
+        finally:  # rows that are left were abandoned, or the delivery was cancelled because the engine ends
             fail_unsettled(batch.entries, EngineDeadError(STOPPED))
 
     def free(self, device: Device, *batches: InFlightBatch) -> None:
         """Free the room of batches that were computed together; the next one may be taken before they are delivered."""
         device.note_freed(batches)
-        self.note_room()
+        self.note_room()  # first: the next batch is launched while this one is counted and delivered
         self._observe(device, batches)
         for batch in batches:
             self.on_computed(batch)

@@ -71,11 +71,13 @@ class LocalDevice(Device):
 
     @property
     def room(self) -> int:  # noqa: D102
+        # Both limits: the threads that launch, and the batches that a GPU has or copies while the next is launched.
         own = [batch.kind for batch in self.in_flight].count("launch")
         return min(self.launches - self._launching, MAX_IN_FLIGHT * self.launches - own)
 
     @property
     def ahead_room(self) -> int:  # noqa: D102
+        # If another model waits for a thread, it is the next one to compute.
         if "ahead" not in self._turns or self.offload.waiting("launch"):
             return 0
         return 1 - [batch.kind for batch in self.in_flight].count("ahead")
@@ -114,7 +116,7 @@ class LocalDevice(Device):
     def note_freed(self, batches: Sequence[InFlightBatch]) -> None:  # noqa: D102
         super().note_freed(batches)
         waiting = [each for each in self.in_flight if each.waits and each.handle is None]
-        if waiting and not batches[0].is_planned:
+        if waiting and not batches[0].is_planned:  # planned batches run in the time that others leave
             waiting[0].waits, waiting[0].launched = False, self.freed_at
 
     async def collect(self, batch: InFlightBatch) -> RowValues | None:  # noqa: D102
@@ -123,6 +125,7 @@ class LocalDevice(Device):
             await self._recover(batch, rows)
             return None
         if rows is not None and not batch.is_planned:  # how long a planned one takes depends on other work
+            # Launches of several threads compute beside each other; of one thread, each waits for the one before.
             began = batch.launched if self.launches > 1 else max(batch.launched, self.freed_at)
             batch.device_s = time.perf_counter() - began
             self.budget.observe(self._budgeted_tokens(batch))

@@ -108,9 +108,9 @@ class ComputeRates:
         )
 
     def drain_s(self, launched: float, done: float, *, left_waiting: bool) -> float:
-        """Return how long a batch kept the rows behind it waiting, without the time in which the previous batch did.
+        """Return how long a batch kept waiting rows waiting, without the time in which the previous batch did.
 
-        If rows waited behind the previous batch, the time until more of them were launched is part of the rate. Times
+        If the previous batch left rows waiting, the time until more of them were launched is part of the rate. Times
         are by ``time.perf_counter``.
         """
         since = self._last_done if self.left_waiting else max(launched, self._last_done)
