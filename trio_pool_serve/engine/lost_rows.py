@@ -80,7 +80,7 @@ class LostRows:
                 self._has_had_suspects = True
 
     def give_back(self, batch: InFlightBatch) -> None:
-        """Queue rows again that were not yet sent to a device when it was lost: they are not the reason for the loss."""
+        """Queue rows again that were not yet sent to a device when it was lost: they did not cause the loss."""
         if batch.is_suspect:
             self.suspects += batch.waited_for
         elif waited_for := batch.waited_for:
