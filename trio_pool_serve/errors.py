@@ -52,19 +52,16 @@ class Place:
 class InputError(PoolServeError):
     """A request that fails for one of its fields or inputs. Base class, not raised itself.
 
-    ``param`` is the field's name in the request, if one field is at fault. If that name is not known, ``field`` is the
-    job's name for it, and the message has job fields in braces: ``{dimensions} must be …``. A message about an input
-    calls it "an input". If several are rendered together, ``row`` is its index; ``place`` is set once, by the caller
-    that knows where the input is in the request.
+    ``param`` is the field's name in the request. If it is not known, ``field`` is the job's name for the field, and the
+    message has job fields in braces: ``{dimensions} must be …``. A message about an input calls it "an input". ``row``
+    is its index among inputs rendered together; ``place`` is set once, by the caller that knows its place.
     """
-
-    row: int = 0
 
     def __init__(
         self, message: str, *, param: str | None = None, field: JobField | None = None, place: Place | None = None
     ) -> None:
         super().__init__(message)
-        self.param, self.field, self.place = param, field, place
+        self.param, self.field, self.place, self.row = param, field, place, 0
 
     @classmethod
     def at(cls, place: str, problem: str) -> Self:
@@ -100,14 +97,19 @@ class InvalidRequestError(InputError):
     """A field of the request has the wrong type or value, or an input cannot be rendered."""
 
 
+def require_request(is_valid: bool, otherwise: str, *, param: str | None = None, at: str = "") -> None:  # noqa: FBT001
+    """Raise ``InvalidRequestError`` with this message if a request is not valid, for ``param`` or the place ``at``."""
+    if not is_valid:
+        raise InvalidRequestError.at(at, otherwise) if at else InvalidRequestError(otherwise, param=param)
+
+
 class MissingFieldError(InvalidRequestError):
     """A field is missing, or one of several: ``names``."""
 
     def __init__(self, *names: str, sent: Sequence[str] = ()) -> None:
         missing = f"Missing {listed([f'`{name}`' for name in names])}."
         super().__init__(f"{missing} You sent {listed([f'`{name}`' for name in sent], 'and')}." if sent else missing)
-        self.param = names[0]
-        self.names = names
+        self.param, self.names = names[0], names
 
     def beside(self, unknown: Sequence[str]) -> "MissingFieldError":
         """Return the error with the unknown fields of the request: only the one that was probably meant, if any."""
@@ -158,8 +160,7 @@ class NotFoundError(PoolServeError):
 
     def __init__(self, message: str, *, model: str | None = None, near: str | None = None) -> None:
         super().__init__(message)
-        self.model = model
-        self.near = near
+        self.model, self.near = model, near
 
 
 class ConflictError(PoolServeError):
@@ -186,8 +187,7 @@ class OverloadedError(PoolServeError):
 
     def __init__(self, message: str, *, retry_after_s: float, reason: OverloadReason = "queue") -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
-        self.reason = reason
+        self.retry_after_s, self.reason = retry_after_s, reason
 
 
 class DeadlineExceededError(PoolServeError):

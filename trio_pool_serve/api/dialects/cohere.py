@@ -35,7 +35,7 @@ from trio_pool_serve.api.fields.ranking import (
 )
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed, require_request
 from trio_pool_serve.prompts import ImagePart, Prompt, TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob, pool
@@ -109,10 +109,11 @@ class EmbedRequest(WireRequest):
         if not present:
             param = next((name for name in reversed(given) if given[name] is not None), None)
             raise MissingFieldError(*given) if param is None else EmptyInputError.at(param, "is empty.")
-        if self.input_type == "image" and self.texts:
-            raise InvalidRequestError(
-                "Send images in `images` or `inputs`: input_type is 'image', but texts has texts.", param="input_type"
-            )
+        require_request(
+            self.input_type != "image" or not self.texts,
+            "Send images in `images` or `inputs`: input_type is 'image', but texts has texts.",
+            param="input_type",
+        )
         require_few(len(given[present[0]] or ()), max_inputs, param=present[0])
         if self.images:
             return image_prompts(self.images, max_inputs, param="images")

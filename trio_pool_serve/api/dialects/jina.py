@@ -11,7 +11,7 @@ from trio_pool_serve.api.fields.field_values import refuse_given, refused, the_s
 from trio_pool_serve.api.fields.input_fields import with_input_type
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.tasks.pool import PoolJob
 
@@ -53,8 +53,11 @@ class JinaEmbeddingsRequest(openai.EmbeddingsRequest):
 
     def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if isinstance(self.embedding_type, list) and len(self.embedding_type) != 1:
-            raise InvalidRequestError.at("embedding_type", "must be one type, not several.")
+        require_request(
+            not isinstance(self.embedding_type, list) or len(self.embedding_type) == 1,
+            "must be one type, not several.",
+            at="embedding_type",
+        )
         if self.embedding_type is not None:
             refuse_given(self, ("embed_dtype",), "means the same as embedding_type here: send one of the two")
         if self.encoding_format in ("bytes", "bytes_only"):

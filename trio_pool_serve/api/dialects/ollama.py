@@ -23,7 +23,13 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.fields.ranking import RerankResult, respond_ranking
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError
+from trio_pool_serve.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    require_request,
+)
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.pool import PoolJob
@@ -61,8 +67,7 @@ class OllamaRequest(WireRequest):
 
     def require_valid(self) -> None:
         """Raise ``InvalidRequestError`` for fields of every request."""
-        if not self.model:
-            raise InvalidRequestError.at("model", "is required")
+        require_request(bool(self.model), "is required", at="model")
         given = self.keep_alive
         if isinstance(given, str) and not (len(given) <= MAX_DURATION_CHARACTERS and DURATION.fullmatch(given)):
             raise InvalidRequestError.at(

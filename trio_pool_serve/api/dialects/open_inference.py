@@ -15,7 +15,7 @@ from trio_pool_serve.api.fields.encodings import row_json
 from trio_pool_serve.api.fields.field_values import WireRequest, require_some
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, string_error_body
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError, listed
+from trio_pool_serve.errors import InvalidRequestError, listed, require_request
 from trio_pool_serve.models.model_kind import ModelSpec
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.tasks.input_params import InputParams
@@ -44,11 +44,11 @@ class InputTensor:
         """Return the texts, in order. Raises ``InvalidRequestError`` if the shape is of another number."""
         flat = [text for item in self.data for text in (item if isinstance(item, list) else [item])]
         require_some(flat, max_inputs, param="inputs")
-        if len(self.shape) > MAX_SHAPE or math.prod(self.shape) != len(flat):
-            raise InvalidRequestError(
-                f"inputs: the shape of `{self.name}` is {self.shape[:MAX_SHAPE]}, but its data has {len(flat)} texts.",
-                param="inputs",
-            )
+        require_request(
+            len(self.shape) <= MAX_SHAPE and math.prod(self.shape) == len(flat),
+            f"inputs: the shape of `{self.name}` is {self.shape[:MAX_SHAPE]}, but its data has {len(flat)} texts.",
+            param="inputs",
+        )
         return flat
 
 
@@ -79,8 +79,7 @@ class InferRequest(WireRequest):
         """Return the texts of each input by its name. Raises ``InvalidRequestError``."""
         require_some(self.inputs, max_inputs, param="inputs")
         texts = {tensor.name: tensor.texts(max_inputs) for tensor in self.inputs}
-        if len(texts) < len(self.inputs):
-            raise InvalidRequestError.at("inputs", "has two tensors of the same name.")
+        require_request(len(texts) == len(self.inputs), "has two tensors of the same name.", at="inputs")
         return texts
 
     @property
@@ -127,12 +126,16 @@ async def respond(call: Call[InferRequest, Mapping[str, list[str]]]) -> HttpResp
     """Compute the output of the model. Errors: as ``pool`` and ``score``. Cancellation: at once."""
     wire, texts = call.wire, call.job
     names, output = tensors_of(call.model.folder.spec)
-    if any(wanted.name != output for wanted in wire.outputs or ()):
-        raise InvalidRequestError.at("outputs", f"must be {output}, this model's only output.")
+    require_request(
+        all(wanted.name == output for wanted in wire.outputs or ()),
+        f"must be {output}, this model's only output.",
+        at="outputs",
+    )
     if len(names) == 1 == len(texts):
         names = list(texts)  # by any name
-    if set(names) != set(texts):
-        raise InvalidRequestError.at("inputs", f"must be named {' and '.join(names)}, not {', '.join(texts)}.")
+    require_request(
+        set(names) == set(texts), f"must be named {' and '.join(names)}, not {', '.join(texts)}.", at="inputs"
+    )
     if output == "score":
         queries, documents = (texts[name] for name in names)
         scored = ScoreJob(queries=queries, documents=documents, input_params=wire.input_params)

@@ -21,7 +21,7 @@ from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFiel
 from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, InvalidRequestError, require_request
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, TextPrompt
 from trio_pool_serve.tasks.pool import PoolJob, pool
 
@@ -91,8 +91,7 @@ class EmbeddingsRequest(InputFields):
     def _document_or_prompts(self, max_inputs: int) -> list[Prompt]:
         prompts = self.prompts(max_inputs)
         if self.chunks is not None:
-            if self.late_chunking:
-                raise InvalidRequestError("Send `chunks` or `late_chunking`, not both.", param="chunks")
+            require_request(not self.late_chunking, "Send `chunks` or `late_chunking`, not both.", param="chunks")
             return [document_with_chunks(prompts, self.chunks, max_inputs)]
         return [document_of_chunks(prompts)] if self.late_chunking else prompts
 
@@ -104,10 +103,11 @@ def document_of_chunks(prompts: Sequence[Prompt]) -> ChunkedPrompt:
     not texts, and for an empty one.
     """
     texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
-    if len(texts) < len(prompts):
-        raise InvalidRequestError(
-            "input must be a list of texts with late_chunking: the chunks of one document.", param="late_chunking"
-        )
+    require_request(
+        len(texts) == len(prompts),
+        "input must be a list of texts with late_chunking: the chunks of one document.",
+        param="late_chunking",
+    )
     if "" in texts:
         raise EmptyInputError(
             f"input[{texts.index('')}] is empty; with late_chunking, each text is a chunk.", param="input"

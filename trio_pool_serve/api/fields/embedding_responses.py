@@ -14,7 +14,7 @@ from trio_pool_serve.api.fields.encodings import VectorEncoding
 from trio_pool_serve.api.http.endpoint import Call
 from trio_pool_serve.api.http.error_responses import describe
 from trio_pool_serve.api.http.response import Emit, HttpResponse, event_stream
-from trio_pool_serve.errors import ContextLengthError, DeadlineExceededError, InvalidRequestError, Place
+from trio_pool_serve.errors import ContextLengthError, DeadlineExceededError, Place, require_request
 from trio_pool_serve.tasks.pool import (
     Pooled,
     PooledRow,
@@ -169,10 +169,11 @@ def encode_bytes(
         "data": data,
     }
     metadata = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
-    if len(metadata) > MAX_METADATA_BYTES:
-        raise InvalidRequestError.at(
-            "encoding_format", f"must be 'bytes_only' for {len(vectors)} vectors: a header cannot hold their metadata."
-        )
+    require_request(
+        len(metadata) <= MAX_METADATA_BYTES,
+        f"must be 'bytes_only' for {len(vectors)} vectors: a header cannot hold their metadata.",
+        at="encoding_format",
+    )
     return response.with_headers({"metadata": metadata})
 
 
@@ -182,8 +183,9 @@ def stream_embeddings(call: Call[Any, PoolJob], encoding: VectorEncoding) -> Htt
     Errors of the request as a whole, or of the server, are raised here; a later error is the last event of the stream,
     in the shape of an error body.
     """
-    if encoding.format in ("bytes", "bytes_only"):
-        raise InvalidRequestError.at("encoding_format", "must be 'float' or 'base64' with stream.")
+    require_request(
+        encoding.format not in ("bytes", "bytes_only"), "must be 'float' or 'base64' with stream.", at="encoding_format"
+    )
 
     async def produce(emit: Emit) -> None:
         def row_done(index: int, row: PooledRow) -> None:

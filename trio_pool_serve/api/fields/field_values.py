@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import attrs
 import msgspec
 
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, listed
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, listed, require_request
 from trio_pool_serve.tasks.input_params import InputParams
 
 INT32 = {"ge": -(2**31), "le": 2**31 - 1}
@@ -126,8 +126,9 @@ def with_truncation(params: InputParams, wire: object, *, truncates: bool | None
 def wants_logits(wire: object) -> bool:
     """Return whether logits are asked for, by vLLM's or infinity's names. Raises ``InvalidRequestError``."""
     activation, raw = the_same(wire, "use_activation", "activation"), getattr(wire, "raw_scores", None)
-    if raw is not None and raw is activation:
-        raise InvalidRequestError("raw_scores and use_activation contradict each other.", param="raw_scores")
+    require_request(
+        raw is None or raw is not activation, "raw_scores and use_activation contradict each other.", param="raw_scores"
+    )
     return activation is False or raw is True
 
 

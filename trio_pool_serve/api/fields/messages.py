@@ -14,7 +14,7 @@ from trio_pool_serve.api.fields.field_values import (
     require_few,
     require_some,
 )
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of, require_request
 from trio_pool_serve.prompts import (
     ChatMessage,
     ChatPrompt,
@@ -44,8 +44,11 @@ def image_prompts(given: str | Sequence[object], max_inputs: int, *, param: str 
     """
     images = [given] if isinstance(given, str) else given
     require_some(images, max_inputs, param=param)
-    if not all(isinstance(image, str) for image in images):
-        raise InvalidRequestError.at(param, "must be strings: URLs of images, or their bytes in base64.")
+    require_request(
+        all(isinstance(image, str) for image in images),
+        "must be strings: URLs of images, or their bytes in base64.",
+        at=param,
+    )
     return [
         ContentPrompt((image_part(str(image), place=param if images is not given else f"{param}[{index}]"),))
         for index, image in enumerate(images)
@@ -158,8 +161,9 @@ class ConversationFields(WireRequest):
             raise EmptyInputError.at(param, "is empty.")
         messages = [item for item in given if isinstance(item, WireMessage)]
         batch = [item for item in given if isinstance(item, list)]
-        if messages and batch:
-            raise InvalidRequestError.at(param, "mixes messages and lists of messages; send one or the other.")
+        require_request(
+            not (messages and batch), "mixes messages and lists of messages; send one or the other.", at=param
+        )
         if not all(batch):
             raise EmptyInputError.at(f"{param}[{batch.index([])}]", "is empty.")
         conversations = {f"{param}[{index}]": each for index, each in enumerate(batch)} or {param: messages}
@@ -175,12 +179,12 @@ class ConversationFields(WireRequest):
         if conversations == 1 or not self.chat_template_kwargs:
             return
         nbytes = len(msgspec.json.encode(self.chat_template_kwargs)) * conversations
-        if nbytes > MAX_REPEATED_BYTES:
-            raise InvalidRequestError(
-                f"chat_template_kwargs for {conversations} conversations exceeds {in_units(MAX_REPEATED_BYTES)}. "
-                "Send fewer conversations at a time.",
-                param="chat_template_kwargs",
-            )
+        require_request(
+            nbytes <= MAX_REPEATED_BYTES,
+            f"chat_template_kwargs for {conversations} conversations exceeds {in_units(MAX_REPEATED_BYTES)}. "
+            "Send fewer conversations at a time.",
+            param="chat_template_kwargs",
+        )
 
     def flag(self, name: ConversationFlag) -> bool | None:
         """Return a flag: the field, or else the template's variable of that name, which some clients send."""

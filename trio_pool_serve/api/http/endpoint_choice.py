@@ -12,7 +12,7 @@ from trio_pool_serve.api.http.json_body import cut_payloads, decode_json, find, 
 from trio_pool_serve.api.http.json_errors import READ_AGAIN
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, PoolServeError
+from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, PoolServeError, require_request
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.named_models import NamedModels
 
@@ -123,10 +123,11 @@ def model_named_by(
     ``among`` are the names that it may use. Raises ``InvalidRequestError`` if path and body name different models.
     """
     name = getattr(decoded.wire, "model", None) or in_path
-    if in_path is not None and name != in_path:
-        raise InvalidRequestError(
-            f"The path names the model `{in_path}`, but the body names `{name}`: leave out `model`.", param="model"
-        )
+    require_request(
+        in_path is None or name == in_path,
+        f"The path names the model `{in_path}`, but the body names `{name}`: leave out `model`.",
+        param="model",
+    )
     return models.without_suffix(name, decoded.claimed_by.endpoint.model_suffixes, among=among)
 
 

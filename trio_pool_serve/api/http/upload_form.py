@@ -6,7 +6,7 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trio_pool_serve.api.http.request import HttpRequest
-from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+from trio_pool_serve.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaTypeError, require_request
 from trio_pool_serve.rendering.memory_budget import in_units
 
 FILE_FIELD = "file"
@@ -33,8 +33,7 @@ def boundary_of(request: HttpRequest) -> bytes:
     if kind.lower() != "multipart/form-data":
         raise UnsupportedMediaTypeError("Send the file as multipart/form-data.")
     boundary = options.get("boundary", "")
-    if not 0 < len(boundary) <= MAX_BOUNDARY or not boundary.isascii():
-        raise InvalidRequestError("The Content-Type has no valid boundary.")
+    require_request(0 < len(boundary) <= MAX_BOUNDARY and boundary.isascii(), "The Content-Type has no valid boundary.")
     return boundary.encode()
 
 
@@ -101,8 +100,7 @@ class UploadForm:
 
     def _begin(self, event: File | Field) -> None:
         is_file = isinstance(event, File) and event.name == FILE_FIELD
-        if is_file and self.filename is not None:
-            raise InvalidRequestError("The form has several files; send one.", param=FILE_FIELD)
+        require_request(not is_file or self.filename is None, "The form has several files; send one.", param=FILE_FIELD)
         if isinstance(event, File) and is_file:
             self.filename = event.filename
         self._part, self._value = None if is_file else str(event.name), bytearray()

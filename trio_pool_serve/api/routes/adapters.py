@@ -17,6 +17,7 @@ from trio_pool_serve.errors import (
     ModelLoadError,
     NotFoundError,
     PermissionDeniedError,
+    require_request,
 )
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.adapter_changes import add_adapter, remove_adapter
@@ -105,8 +106,9 @@ async def load_adapter(
     Raises as ``add_adapter``, and ``InvalidRequestError`` with the reason if the adapter cannot be applied.
     Cancellation: at once; it is not added.
     """
-    if not are_accepted(new.model, new.name) or new.name == ANY_NAME:
-        raise InvalidRequestError(f"{ACCEPTED_NAMES} `*` is no name.", param="name")
+    require_request(
+        are_accepted(new.model, new.name) and new.name != ANY_NAME, f"{ACCEPTED_NAMES} `*` is no name.", param="name"
+    )
     if request.models is not None and new.name not in request.models:
         raise PermissionDeniedError(f"The API key may not use a model `{new.name}`.")
     adapter = ServedAdapter(new.name, new.model)
@@ -124,8 +126,7 @@ def adapter_change_routes(service: Service) -> Routes:
         """Load an adapter. Raises as ``load_adapter``. Cancellation: at once; it is not added."""
         service.require_changes()
         body = await decoded(service, request, LoadedLora, '{"lora_name": "NAME", "lora_path": "FOLDER"}')
-        if not (body.lora_name and body.lora_path):
-            raise InvalidRequestError("Both 'lora_name' and 'lora_path' must be provided.")
+        require_request(bool(body.lora_name and body.lora_path), "Both 'lora_name' and 'lora_path' must be provided.")
         is_folder: bool = await service.offload.run("download", lambda: Path(body.lora_path).expanduser().is_dir())
         if not (is_folder or HUB_ID.fullmatch(body.lora_path)):
             raise NotFoundError(f"Loading lora {body.lora_name} failed: No adapter found for {body.lora_path}")
@@ -148,8 +149,7 @@ def adapter_change_routes(service: Service) -> Routes:
         """Unload an adapter; requests that use it go on. Cancellation: at once, before anything has changed."""
         service.require_changes()
         body = await decoded(service, request, UnloadedLora, '{"lora_name": "NAME"}')
-        if not body.lora_name:
-            raise InvalidRequestError("'lora_name' needs to be provided to unload a LoRA adapter.")
+        require_request(bool(body.lora_name), "'lora_name' needs to be provided to unload a LoRA adapter.")
         served = service.models.named(body.lora_name)
         if served is None or (served, body.lora_name) not in [
             (model, adapter.name) for model, adapter in service.models.adapters_among(request.models)

@@ -12,7 +12,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
 from trio_pool_serve.api.routes.stored_files import ExpiresAfter, id_in, list_page, stored_route
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.runs.batch_api.batch_store import Page
 from trio_pool_serve.runs.batch_api.open_batches import FILE_PREFIX, OpenBatches
 from trio_pool_serve.runs.batch_api.stored_records import StoredBatch, new_id
@@ -51,8 +51,11 @@ class BatchRequest(msgspec.Struct, frozen=True):
         """The completion window in seconds. Raises ``InvalidRequestError``."""
         found = COMPLETION_WINDOW.fullmatch(self.completion_window)
         seconds = int(found[1]) * SECONDS[found[2]] if found else 0
-        if not 0 < seconds <= MAX_WINDOW_S:
-            raise InvalidRequestError.at("completion_window", "must be minutes, hours or days, such as 24h, up to 30d.")
+        require_request(
+            0 < seconds <= MAX_WINDOW_S,
+            "must be minutes, hours or days, such as 24h, up to 30d.",
+            at="completion_window",
+        )
         return seconds
 
 
@@ -101,13 +104,16 @@ def batch_routes(service: Service) -> Routes:
         wire = decode_json(body, BatchRequest)
         window_s = wire.window_s
         idempotency_key = request.header(b"idempotency-key") or None
-        if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
-            raise InvalidRequestError(f"Idempotency-Key exceeds {MAX_IDEMPOTENCY_KEY} characters.")
+        require_request(
+            idempotency_key is None or len(idempotency_key) <= MAX_IDEMPOTENCY_KEY,
+            f"Idempotency-Key exceeds {MAX_IDEMPOTENCY_KEY} characters.",
+        )
         paths = batches.runner.routes().paths
-        if wire.endpoint not in paths:
-            raise InvalidRequestError(
-                f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}.", param="endpoint"
-            )
+        require_request(
+            wire.endpoint in paths,
+            f"The endpoint {wire.endpoint} is none of {', '.join(sorted(paths))}.",
+            param="endpoint",
+        )
         expires_after = wire.output_expires_after
         now = int(batches.store.clock())
         batch = StoredBatch(

@@ -18,6 +18,7 @@ from trio_pool_serve.errors import (
     NotFoundError,
     PayloadTooLargeError,
     UnavailableError,
+    require_request,
 )
 from trio_pool_serve.rendering.memory_budget import in_units
 from trio_pool_serve.runs.batch_api.batch_store import Page
@@ -47,8 +48,9 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
 
     def checked(self) -> int:
         """Return the seconds. Raises ``InvalidRequestError``."""
-        if self.seconds not in EXPIRY_S:
-            raise InvalidRequestError.at("expires_after", f"must be from {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.")
+        require_request(
+            self.seconds in EXPIRY_S, f"must be from {EXPIRY_S[0]} to {EXPIRY_S[-1]} seconds.", at="expires_after"
+        )
         return self.seconds
 
 
@@ -170,8 +172,7 @@ def _take(form: UploadForm, received: Upload, piece: bytes | None) -> None:
 
 def _filename_of(form: UploadForm) -> str:
     """Return the name of a form's file. Raises ``InvalidRequestError`` if it has none for batches."""
-    if form.fields.get("purpose") != "batch":
-        raise InvalidRequestError.at("purpose", "must be 'batch'.")
+    require_request(form.fields.get("purpose") == "batch", "must be 'batch'.", at="purpose")
     if form.filename is None:
         raise MissingFieldError(FILE_FIELD)
     return form.filename.replace("\\", "/").rpartition("/")[2][:MAX_FILENAME]

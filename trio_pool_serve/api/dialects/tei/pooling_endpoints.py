@@ -23,7 +23,7 @@ from trio_pool_serve.api.fields.input_fields import Input, prompts_of
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, require_request
 from trio_pool_serve.prompts import PairPrompt, Prompt, TextPrompt, TruncationSide
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
@@ -120,8 +120,7 @@ class PredictRequest(WireRequest, TextOptions):
     def job(self, max_inputs: int) -> PoolJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
         kinds = set() if isinstance(self.inputs, str) else set(map(type, self.inputs))
-        if len(kinds) > 1:
-            raise InvalidRequestError.at("inputs", "mixes texts and lists; send one or the other.")
+        require_request(len(kinds) <= 1, "mixes texts and lists; send one or the other.", at="inputs")
         sequences: Sequence[object] = self.inputs if kinds == {list} else [self.inputs]
         require_few(len(sequences), max_inputs, param="inputs")
         return PoolJob(

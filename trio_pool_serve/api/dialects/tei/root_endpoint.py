@@ -36,7 +36,13 @@ from trio_pool_serve.api.fields.field_values import (
 )
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, TaskNotSupportedError, listed
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    MissingFieldError,
+    TaskNotSupportedError,
+    listed,
+    require_request,
+)
 from trio_pool_serve.tasks.pool import PoolJob
 from trio_pool_serve.tasks.score import ScoreJob
 from trio_pool_serve.types import PoolingTask
@@ -117,8 +123,11 @@ def _text_options(options: Parameters) -> dict[str, Any]:
 
 
 def _vectors(inputs: Any, options: Parameters, max_inputs: int) -> PoolJob:
-    if any(isinstance(row, list) and str in map(type, row) for row in inputs):
-        raise InvalidRequestError.at("inputs", "has lists of texts; this model accepts texts and lists of token ids.")
+    require_request(
+        not any(isinstance(row, list) and str in map(type, row) for row in inputs),
+        "has lists of texts; this model accepts texts and lists of token ids.",
+        at="inputs",
+    )
     refuse_given(options, ("raw_scores", "top_k"), "is for labels, but this model returns vectors")
     return EmbedRequest(
         inputs=inputs, normalize=options.normalize, dimensions=options.dimensions, **_text_options(options)

@@ -24,7 +24,14 @@ from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFiel
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.models import TASK_PREFERENCE
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField, TaskNotSupportedError, listed
+from trio_pool_serve.errors import (
+    EmptyInputError,
+    InvalidRequestError,
+    JobField,
+    TaskNotSupportedError,
+    listed,
+    require_request,
+)
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.tasks.pool import Pooled, PooledRow, PoolJob, pool, task_named
 from trio_pool_serve.types import PooledValue, PoolingTask, SparseVector, Vectors
@@ -131,13 +138,15 @@ class PoolingRequest(EmbeddingsRequest):
     def _tasks(self) -> tuple[str, ...]:
         if self.tasks is None:
             return () if self.task is None else (self.task,)
-        if self.task is not None:
-            raise InvalidRequestError("Send `task` or `tasks`, not both.", param="tasks")
+        require_request(self.task is None, "Send `task` or `tasks`, not both.", param="tasks")
         if not self.tasks:
             raise EmptyInputError.at("tasks", "is empty.")
         tasks = tuple(dict.fromkeys(self.tasks))
-        if len(tasks) > 1 and self.encoding.format in ("bytes", "bytes_only"):
-            raise InvalidRequestError.at("encoding_format", "must be 'float' or 'base64' with several tasks.")
+        require_request(
+            len(tasks) == 1 or self.encoding.format not in ("bytes", "bytes_only"),
+            "must be 'float' or 'base64' with several tasks.",
+            at="encoding_format",
+        )
         return tasks
 
 

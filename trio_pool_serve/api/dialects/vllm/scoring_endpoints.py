@@ -24,7 +24,7 @@ from trio_pool_serve.api.fields.messages import AS_LOADED, ContentInput, WireCon
 from trio_pool_serve.api.fields.ranking import RankedDocuments, RankedItem, respond_results
 from trio_pool_serve.api.http.endpoint import Call, Endpoint, FieldNames
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError
+from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, require_request
 from trio_pool_serve.prompts import ScoreInput
 from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.score import ScoreJob, score
@@ -83,10 +83,9 @@ class ScoreOptions(RequestOptions):
         """Return the instruction of either field. Other variables of the template are its own."""
         kwargs = self.chat_template_kwargs or {}
         others = sorted(kwargs.keys() - {"instruction", "add_generation_prompt"})
-        if others:
-            raise InvalidRequestError.at(
-                "chat_template_kwargs", f"can set only `instruction` here, not {', '.join(others)}."
-            )
+        require_request(
+            not others, f"can set only `instruction` here, not {', '.join(others)}.", at="chat_template_kwargs"
+        )
         instruction = self.instruction if kwargs.get("instruction") is None else kwargs["instruction"]
         if not isinstance(instruction, str | None):
             raise InvalidRequestError.at("chat_template_kwargs.instruction", "must be a string.")
@@ -119,11 +118,11 @@ class ScoreRequest(ScoreOptions):
         """Return the job of the request. Raises ``InvalidRequestError``."""
         first, second = self._names()
         ones, others = self._side(first, max_inputs), self._side(second, max_inputs)
-        if len(ones) not in (1, len(others)):
-            raise InvalidRequestError(
-                f"Input lengths must be either 1:1, 1:N or N:N, not {len(ones)} {first} and {len(others)} {second}.",
-                param=first,
-            )
+        require_request(
+            len(ones) in (1, len(others)),
+            f"Input lengths must be either 1:1, 1:N or N:N, not {len(ones)} {first} and {len(others)} {second}.",
+            param=first,
+        )
         return self.score_job(ones, others)
 
     def _names(self) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from trio_pool_serve.api.fields.input_fields import the_one_given
 from trio_pool_serve.api.fields.messages import ConversationFields
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.prompts import ChatPrompt, InputType
 from trio_pool_serve.tasks.tokenize import computed_tokens, detokenize, tokenize, tokenize_conversation
 
@@ -41,17 +41,16 @@ class TokenizeRequest(ConversationFields):
         given = the_one_given(prompt=self.prompt, messages=self.messages)
         if self.messages is None:
             self.refuse_chat_fields(given)
-            if self.input_type is not None and self.add_special_tokens is False:
-                raise InvalidRequestError(
-                    "Leave out `add_special_tokens`: input_type determines them.", param="add_special_tokens"
-                )
-            if self.tools:
-                raise InvalidRequestError("Leave out `tools`: it is for messages, not for prompt.", param="tools")
+            require_request(
+                self.input_type is None or self.add_special_tokens is not False,
+                "Leave out `add_special_tokens`: input_type determines them.",
+                param="add_special_tokens",
+            )
+            require_request(not self.tools, "Leave out `tools`: it is for messages, not for prompt.", param="tools")
             return self.prompt or ""
         refuse_given(self, ("input_type",), "is for prompt, not for messages")
         conversation, *others = self.conversations(self.messages, max_inputs, param=given)
-        if others:
-            raise InvalidRequestError.at("messages", "must be one conversation.")
+        require_request(not others, "must be one conversation.", at="messages")
         is_default = self.flag("add_generation_prompt") is None
         return evolve(
             conversation,
