@@ -15,6 +15,19 @@ from tests.models.model_families import reference, write_family
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.types import Adapter, Vectors
 
+LORA: dict[str, dict[str, Any]] = {
+    "bert": {"target_modules": ["query", "dense", "word_embeddings"], "use_rslora": True},
+    "roberta": {"rank_pattern": {"query": 2}, "alpha_pattern": {"dense": 16}},
+    "distilbert": {"target_modules": ["q_lin", "lin2"]},
+    "mpnet": {"target_modules": r".*\.(q|k|v)"},
+    "modernbert": {"target_modules": ["Wqkv", "Wo"]},
+    "xlm-roberta": {},
+    "qwen3": {"target_modules": ["q_proj", "up_proj", "embed_tokens"]},
+    "gemma3": {"target_modules": ["v_proj", "embed_tokens"]},
+    "t5": {"target_modules": ["q", "wo"], "auto_class": "T5EncoderModel"},
+}
+"""Adapters of families: embeddings (gemma3 scales them), patterns, expressions, and all linear layers."""
+
 
 def write_lora(
     folder: Path, base: Path, seed: int = 0, *, auto_class: str = "AutoModel", r: int = 4, **config: Any

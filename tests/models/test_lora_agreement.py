@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 from tests.models.classifier_families import write_classifier
 from tests.models.lora_adapters import (
+    LORA,
     of_a_norm,
     of_a_wider_model,
     of_another_family,
@@ -29,19 +30,6 @@ from trio_pool_serve.runner import adapter_store
 from trio_pool_serve.types import Adapter, Batch, Classify, PoolingRequest
 
 slow = pytest.mark.slow
-
-LORA: dict[str, dict[str, Any]] = {
-    "bert": {"target_modules": ["query", "dense", "word_embeddings"], "use_rslora": True},
-    "roberta": {"rank_pattern": {"query": 2}, "alpha_pattern": {"dense": 16}},
-    "distilbert": {"target_modules": ["q_lin", "lin2"]},
-    "mpnet": {"target_modules": r".*\.(q|k|v)"},
-    "modernbert": {"target_modules": ["Wqkv", "Wo"]},
-    "xlm-roberta": {},
-    "qwen3": {"target_modules": ["q_proj", "up_proj", "embed_tokens"]},
-    "gemma3": {"target_modules": ["v_proj", "embed_tokens"]},
-    "t5": {"target_modules": ["q", "wo"], "auto_class": "T5EncoderModel"},
-}
-"""Adapters of families: embeddings (gemma3 scales them), patterns, expressions, and all linear layers."""
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.models.classifier_families import write_classifier
 from tests.models.lora_adapters import (
+    LORA,
     of_a_norm,
     of_a_wider_model,
     of_another_family,
@@ -33,17 +34,8 @@ pytest.importorskip("openvino")
 slow = pytest.mark.slow
 BY_OPENVINO = {"backend": "openvino", "cache_dir": ""}
 
-LORA: dict[str, dict[str, Any]] = {
-    "bert": {"target_modules": ["query", "dense", "word_embeddings"], "use_rslora": True},
-    "xlm-roberta": {"rank_pattern": {"query": 2}},
-    "modernbert": {"target_modules": ["Wqkv", "Wo"]},
-    "qwen3": {"target_modules": ["q_proj", "up_proj", "embed_tokens"]},
-    "gemma3": {"target_modules": ["v_proj", "embed_tokens"]},
-    "distilbert": {"target_modules": ["q_lin", "lin2"]},
-    "mpnet": {"target_modules": r".*\.(q|k|v)"},
-    "t5": {"target_modules": ["q", "wo"], "auto_class": "T5EncoderModel"},
-}
-"""Adapters of families: embeddings (gemma3 scales them), BERT's pooler, which is not used, and all linear layers."""
+RANKS = {"xlm-roberta": {"rank_pattern": {"query": 2}}}
+LORAS: dict[str, dict[str, Any]] = {name: LORA[name] for name in LORA if name != "roberta"} | RANKS
 
 
 def values(runner: Any, *rows: PoolingRequest) -> list[PooledValue]:
@@ -51,11 +43,12 @@ def values(runner: Any, *rows: PoolingRequest) -> list[PooledValue]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("bert", "modernbert", "qwen3") else pytest.param(name, marks=slow) for name in LORA]
+    "name",
+    [name if name in ("bert", "modernbert", "qwen3") else pytest.param(name, marks=slow) for name in LORAS],
 )
 async def test_rows_of_each_adapter_are_those_of_peft(tmp_path: Path, record_agreement, name: str):
     base = write_family(tmp_path / "base", name)
-    adapters = [None, *(write_lora(tmp_path / f"a{seed}", base, seed, r=seed, **LORA[name]) for seed in (2, 3))]
+    adapters = [None, *(write_lora(tmp_path / f"a{seed}", base, seed, r=seed, **LORAS[name]) for seed in (2, 3))]
     ours = ServedModel(base, settings=BY_OPENVINO)
     assert isinstance(ours.runner, OpenVinoRunner)
     prompts = await ours.requests(TEXTS)

@@ -50,6 +50,9 @@ LINE = re.compile(r"(?P<method>[A-Z]+) (?P<path>\S+)(?: \[(?P<headers>[A-Z][\w-]
 BODIES = {
     "<16 MiB and a byte>": b" " * (2**24 + 1),
     "<nothing>": b"",
+    "<blanks>": b" \n\t ",
+    "<a byte order mark>": b"\xef\xbb\xbf",
+    "<a form>": b"input=hello",
     "<not UTF-8>": b"\xff",
     "<100,000 letters>": b"x" * 100_000,
     "<2049 texts>": json.dumps({"input": ["a"] * 2049}).encode(),
@@ -65,7 +68,7 @@ NAMED = {
 }
 """What names in bodies stand for."""
 
-TIMES = re.compile(r'(?<="created":)(1[7-9]|[2-9]\d)\d{8}|(?<=_duration":)\d+')
+TIMES = re.compile(r'(?<="created":)(1[7-9]|[2-9]\d)\d{8}|(?<=_duration":)\d+|(?<="modified_at":")[^"]+')
 """Seconds since 1970, later than in 2023, and durations."""
 
 
@@ -180,7 +183,7 @@ def written_out(body: str) -> str:
     """Return a body with what names in it stand for, its long strings and its long lists."""
     for name, meant in NAMED.items():
         body = body.replace(name, meant)
-    body = re.sub(r'"(.) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body)
+    body = re.sub(r'"([^"]+?) × (\d+)"', lambda match: f'"{match[1] * int(match[2])}"', body)
     return re.sub(
         r"\[([^\[\]]+|\[[^\[\]]+\]) × (\d+)\]", lambda match: f"[{', '.join([match[1]] * int(match[2]))}]", body
     )

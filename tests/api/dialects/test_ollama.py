@@ -139,20 +139,6 @@ async def test_a_model_that_is_not_unloaded_expires_never(config, scripted, idle
     assert running["expires_at"] == "9999-12-31T23:59:59Z"
 
 
-@each("asked", [{"model": "minilm"}, {"name": "minilm:latest"}, {"model": "", "name": "minilm", "verbose": True}])
-async def test_a_model_is_shown(client, asked):
-    shown = await post(client, "/api/show", **asked)
-    assert shown["details"] == DETAILS
-    assert shown["model_info"] == {
-        "general.architecture": "bert",
-        "general.basename": "minilm",
-        "bert.context_length": 64,
-        "bert.embedding_length": 8,
-    }
-    assert shown["capabilities"] == ["embedding"]
-    assert {"modelfile", "parameters", "template", "modified_at"} <= shown.keys()
-
-
 async def test_a_served_model_is_pulled_at_once(client):
     streamed = await client.post("/api/pull", content=b'{"name": "minilm"}')
     assert (streamed.text, streamed.headers["content-type"]) == ('{"status":"success"}\n', "application/x-ndjson")

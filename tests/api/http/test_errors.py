@@ -25,29 +25,6 @@ async def assert_still_serving(client: httpx.AsyncClient, service: Service) -> N
     assert_idle(service)
 
 
-TOO_LONG = "tokens. This model's maximum context length is 64 tokens. "
-
-MESSAGES = {
-    "neither side": (
-        b'{"input": "a", "truncation_side": "top"}',
-        "truncation_side must be 'left' or 'right', not 'top'.",
-    ),
-    "blanks": (b" \n\t ", "The body is empty; it must be a JSON object."),
-    "something else": (b"input=hello", "The body is not valid JSON: "),
-    "a byte order mark and no more": (b"\xef\xbb\xbf", "The body is empty; it must be a JSON object."),
-    "65 ids": (b'{"input": [' + b"7," * 64 + b"7]}", f"input has 65 {TOO_LONG}"),
-    "65 tokens": (b'{"input": "' + b"hello " * 63 + b'"}', f"input has 65 {TOO_LONG}"),
-    "a long text": (b'{"input": "' + b"hello " * 100_000 + b'"}', TOO_LONG),
-}
-
-
-@each(("body", "message"), MESSAGES.values(), ids=MESSAGES)
-async def test_messages_are_those_that_clients_know(client, body, message):
-    answer = await client.post("/v1/embeddings", content=body, headers=JSON)
-    assert answer.status_code in (400, 404)
-    assert message in answer.json()["error"]["message"]
-
-
 async def test_a_wrong_value_before_a_deeply_nested_one_is_400(client, service):
     body = b'{"inputs": [-9007199254740993], "truncate": ' + b"[" * 7000 + b"]" * 7000 + b"}"
     assert (await client.post("/embed", content=body, headers=JSON)).status_code in (400, 422)
