@@ -4,7 +4,7 @@ What TEI documents of each route, field and status is shown on real models in te
 """
 
 from tests.api.dialects.tei_models import Served, serving
-from tests.api.scripted_models import LONG, Judge, Labeller, LateInteraction, ids_of, vector_of
+from tests.api.scripted_models import LONG, LateInteraction, ids_of, vector_of
 from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, TokenEmbed
 
@@ -83,23 +83,11 @@ async def test_vectors_are_normalised_unless_they_are_of_tokens(embedding: Serve
 # -- labels, scores and tokens ---------------------------------------------------------------------------
 
 
-async def test_a_model_without_names_for_its_labels_numbers_them(config):
-    async with serving(config, Labeller(), labels=1) as served:
-        assert await served.ask("/predict", inputs="hello") == [{"score": 3, "label": "LABEL_0"}]
-
-
 async def test_large_rankings_come_back_whole(judging: Served):
     texts = [" ".join(["w1"] * (n % 40 + 1)) for n in range(300)]
     ranks = await judging.ask("/rerank", query="hello", texts=texts, return_text=True)
     assert sorted(rank["index"] for rank in ranks) == list(range(300))
     assert all(rank["text"] == texts[rank["index"]] for rank in ranks)
-
-
-async def test_a_model_that_only_ranks_can_compare(config):
-    async with serving(config, Judge(), labels=1) as served:
-        inputs = {"source_sentence": "hello", "sentences": ["w1", "w1 w2"]}
-        shorter, longer = await served.ask("/similarity", inputs=inputs)
-        assert longer == shorter + 1
 
 
 async def test_tokenize_cuts_nothing(embedding: Served):

@@ -42,17 +42,6 @@ async def test_texts_get_the_model_s_prompt_of_that_name_or_for_that_side(
         assert read_last(scripted) == ids_of(SIDES.get(name, f"{PROMPTS.get(name, '')}hello")), name
 
 
-async def test_a_prompt_that_the_client_has_chosen_stays(client, service, scripted):
-    become(service, Able())
-    for chosen, read in [
-        ({"input_type": "query", "prompt": "w1 "}, "w1 hello"),
-        ({"task": "classification", "prompt": "w1 "}, "w1 hello"),
-        ({"input_type": "classification", "prompt_name": "query"}, "query : hello"),
-    ]:
-        await post(client, **EMBED, **chosen)
-        assert read_last(scripted) == ids_of(read)
-
-
 @each(("path", "body", "param", "known"), INPUT_TYPES)
 async def test_an_unknown_input_type_is_refused_with_all_that_are_known(client, service, path, body, param, known):
     become(service, Able())
