@@ -62,7 +62,7 @@ def key(number: int, model: int = 1) -> Key:
 
 
 def held(cache: ResultCache) -> list[Key]:
-    return [*cache._entries]
+    return [*cache.entries]
 
 
 def test_what_is_larger_than_a_row_may_be_is_not_kept():
@@ -78,7 +78,7 @@ def test_what_is_kept_is_a_copy_that_cannot_be_written_to():
     cache.put(key(1), (batch[1], sparse))
     batch[:] = -1
     sparse.values[:] = -1
-    dense, weights = cache.get(key(1)) or ()
+    dense, weights = cache.find(key(1)) or ()
     assert dense.tolist() == [*range(NUMBERS, 2 * NUMBERS)]
     assert dense.base is None  # the batch's memory is free
     assert weights.values.tolist() == [1, 1, 1]
@@ -107,7 +107,7 @@ def test_it_behaves_as_a_list_from_which_the_oldest_are_dropped(operations, max_
             continue
         one = key(number, model=number % 3)
         if operation == "get":
-            found = cache.get(one)
+            found = cache.find(one)
             assert (found is None) == (one not in model)
             if found is not None:
                 model.move_to_end(one)

@@ -3,19 +3,19 @@
 ``ResultCache`` is shared by all models; ``ModelResults`` looks up the rows of one loaded model in it.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.queue_entry import Outputs, RowsDone, row_digest
 from trio_pool_serve.telemetry.timings import RequestTimings
+from trio_pool_serve.threads.lru_cache import CacheCounts, LruCache
 from trio_pool_serve.threads.moving_average import MovingAverage
 from trio_pool_serve.types import (
     PooledValue,
@@ -39,68 +39,6 @@ MAX_ROW_BYTES = 2**20
 """Larger outputs of a row are not cached: they are copied on the event loop."""
 
 
-@define
-class ResultCacheStatistics:
-    """Contents and counters of a cache. A hit is a row found in it, a miss a row that was looked up and not found."""
-
-    entries: int = 0
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-
-
-@define(eq=False)
-class ResultCache:
-    """An LRU cache of at most ``max_bytes`` bytes of outputs, including Python's overhead.
-
-    Outputs are copied into it and are read-only: requests share them.
-    """
-
-    max_bytes: int
-    _entries: OrderedDict[Key, tuple[PooledValue, ...]] = field(init=False, factory=OrderedDict)
-    _counts: ResultCacheStatistics = field(init=False, factory=ResultCacheStatistics)
-
-    def get(self, key: Key) -> tuple[PooledValue, ...] | None:
-        """Return the outputs of a row, which must not be modified; ``None`` if they are not cached."""
-        values = self._entries.get(key)
-        if values is None:
-            self._counts.misses += 1
-            return None
-        self._counts.hits += 1
-        self._entries.move_to_end(key)
-        return values
-
-    def put(self, key: Key, values: Sequence[PooledValue]) -> None:
-        """Store copies of a row's outputs, and evict the least recently used to make room."""
-        nbytes = _nbytes_of(values)
-        if nbytes > min(self.max_bytes, MAX_ROW_BYTES):
-            return
-        self._drop(key)
-        self._entries[key] = tuple(map(_read_only_copy, values))
-        self._counts.bytes += nbytes
-        while self._counts.bytes > self.max_bytes:
-            self._drop(next(iter(self._entries)))
-            self._counts.evictions += 1
-
-    def forget(self, model: Hashable) -> None:
-        """Drop all outputs of a loaded model. Time grows with the number of entries."""
-        for key in [key for key in self._entries if key[0] == model]:
-            self._drop(key)
-
-    def _drop(self, key: Key) -> None:
-        values = self._entries.pop(key, None)
-        if values is not None:
-            self._counts.bytes -= _nbytes_of(values)
-
-    def statistics(self) -> ResultCacheStatistics:
-        """Return the current contents and counters."""
-        return evolve(self._counts, entries=len(self._entries))
-
-    def __repr__(self) -> str:
-        return f"<ResultCache {len(self._entries)} in {self._counts.bytes}/{self.max_bytes} bytes>"
-
-
 def _nbytes_of(values: Sequence[PooledValue]) -> int:
     return ENTRY_BYTES + sum(ARRAY_BYTES + array.nbytes for value in values for array in _arrays_of(value))
 
@@ -115,6 +53,39 @@ def _read_only_copy(value: PooledValue) -> PooledValue:
     for array in copies:
         array.flags.writeable = False
     return SparseVector(*copies) if isinstance(value, SparseVector) else copies[0]
+
+
+@frozen
+class ResultCacheStatistics(CacheCounts):
+    """Contents and counters of a cache. A hit is a row found in it, a miss a row that was looked up and not found."""
+
+    evictions: int
+
+
+@define(eq=False)
+class ResultCache(LruCache[Key, tuple[PooledValue, ...]]):
+    """An LRU cache of at most ``max_bytes`` bytes of outputs, including Python's overhead.
+
+    Outputs are copied into it and are read-only: requests share them.
+    """
+
+    nbytes_of: Callable[[tuple[PooledValue, ...]], int] = field(default=_nbytes_of, init=False)
+
+    def put(self, key: Key, value: tuple[PooledValue, ...]) -> None:
+        """Store copies of a row's outputs, and evict the least recently used to make room."""
+        if _nbytes_of(value) <= min(self.max_bytes, MAX_ROW_BYTES):
+            super().put(key, tuple(map(_read_only_copy, value)))
+
+    def forget(self, model: Hashable) -> None:
+        """Drop all outputs of a loaded model. Time grows with the number of entries."""
+        self.drop(*[key for key in self.entries if key[0] == model])
+
+    def statistics(self) -> ResultCacheStatistics:
+        """Return the current contents and counters."""
+        return ResultCacheStatistics(len(self.entries), self.bytes, self.hits, self.misses, self.evictions)
+
+    def __repr__(self) -> str:
+        return f"<ResultCache {len(self.entries)} in {self.bytes}/{self.max_bytes} bytes>"
 
 
 @define(eq=False)
@@ -148,11 +119,13 @@ class ModelResults:
         ``Engine.submit_all``; cancelled rows are not cached.
         """
         keys = self._keys_of(requests)
-        found = [None if key is None else self.cache.get(key) for key in keys]
+        found = [None if key is None else self.cache.find(key) for key in keys]
         missing = [index for index, values in enumerate(found) if values is None]
         looked_up, cached = len(keys) - keys.count(None), len(keys) - len(missing)
         timings.looked_up += looked_up
         timings.cached += cached
+        self.cache.hits += cached
+        self.cache.misses += looked_up - cached
         if looked_up:
             self._missing_share.observe(1 - cached / looked_up)
         if cached:

@@ -1,6 +1,5 @@
 """A cache of prepared images, which prepares each image once for concurrent requests."""
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -9,6 +8,7 @@ from attrs import define, field, frozen
 
 from trio_pool_serve.errors import UnavailableError
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
+from trio_pool_serve.threads.lru_cache import CacheCounts, LruCache
 from trio_pool_serve.types import ImageFeatures
 
 Key: TypeAlias = tuple[str, bytes]
@@ -18,13 +18,9 @@ Prepare: TypeAlias = Callable[[], Awaitable[ImageFeatures]]
 
 
 @frozen
-class CacheStatistics:
+class CacheStatistics(CacheCounts):
     """Contents and counters of a cache. A hit is a request for an image that is cached or being prepared."""
 
-    entries: int
-    bytes: int
-    hits: int
-    misses: int
     in_flight: int
 
 
@@ -41,25 +37,20 @@ class _Preparation:
 
 
 @define(eq=False)
-class MediaCache:
+class MediaCache(LruCache[Key, ImageFeatures]):
     """An LRU cache of prepared images, of at most ``max_bytes`` bytes and at most the free bytes of ``memory``.
 
     Concurrent requests for an image share one preparation, also with ``max_bytes`` 0, when nothing is cached. Requests
     share the returned features, which must not be modified.
     """
 
-    max_bytes: int
     memory: MemoryBudget = field(factory=MemoryBudget)
-    _cached: OrderedDict[Key, ImageFeatures] = field(init=False, factory=OrderedDict)
-    _bytes: int = field(init=False, default=0)
     _preparations: dict[Key, _Preparation] = field(init=False, factory=dict)
     """Preparations that requests can join: not cancelled, and begun after the last ``clear``."""
-    _hits: int = field(init=False, default=0)
-    _misses: int = field(init=False, default=0)
     _nursery: trio.Nursery | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self.memory.evict_from_cache = self._evict
+        self.memory.evict_from_cache = self.evict
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prepare images until cancelled.
@@ -81,20 +72,18 @@ class MediaCache:
         Cancellation: at once; a preparation is cancelled when no request waits for it.
         """
         await trio.lowlevel.checkpoint()
-        features = self._cached.get(key)
-        if features is not None:
-            self._hits += 1
-            self._cached.move_to_end(key)
+        if (features := self.find(key)) is not None:
+            self.hits += 1
             return features
         preparation = self._preparations.get(key)
         if preparation is None:
             if self._nursery is None:
                 raise UnavailableError("The server is not ready to prepare images.")
-            self._misses += 1
+            self.misses += 1
             preparation = self._preparations[key] = _Preparation(key)
             self._nursery.start_soon(self._run_preparation, preparation, prepare)
         else:
-            self._hits += 1
+            self.hits += 1
         preparation.waiting += 1
         try:
             await preparation.done.wait()
@@ -109,14 +98,13 @@ class MediaCache:
 
     def clear(self) -> None:
         """Drop all images. Images being prepared are returned to the requests that wait, and not cached."""
-        self._cached.clear()
-        self._bytes = 0
+        self.drop(*self.entries)
         self._preparations.clear()
 
     def statistics(self) -> CacheStatistics:
         """Return the current contents and counters."""
         in_flight = 0 if self._nursery is None else len(self._nursery.child_tasks)
-        return CacheStatistics(len(self._cached), self._bytes, self._hits, self._misses, in_flight)
+        return CacheStatistics(len(self.entries), self.bytes, self.hits, self.misses, in_flight)
 
     async def _run_preparation(self, preparation: _Preparation, prepare: Prepare) -> None:
         try:
@@ -125,8 +113,10 @@ class MediaCache:
         except Exception as error:  # raised by ``get`` for every waiting request
             preparation.error = error
         finally:
-            if self._close(preparation) and preparation.features is not None:
-                self._store(preparation.key, preparation.features)
+            features, most = preparation.features, min(self.max_bytes, self.memory.free_bytes)
+            if self._close(preparation) and features is not None and features.nbytes <= most:
+                self.put(preparation.key, features)
+                self.evict(most)
             preparation.done.set()
 
     def _close(self, preparation: _Preparation) -> bool:
@@ -135,19 +125,6 @@ class MediaCache:
         if is_open:
             del self._preparations[preparation.key]
         return is_open
-
-    def _store(self, key: Key, features: ImageFeatures) -> None:
-        most = min(self.max_bytes, self.memory.free_bytes)
-        if features.nbytes <= most:
-            self._bytes += features.nbytes
-            self._cached[key] = features
-            self._evict(most)
-
-    def _evict(self, most: int) -> None:
-        """Drop the images used longest ago until at most ``most`` bytes are cached."""
-        while self._bytes > most:
-            _, oldest = self._cached.popitem(last=False)
-            self._bytes -= oldest.nbytes
 
     def __repr__(self) -> str:
         stats = self.statistics()
