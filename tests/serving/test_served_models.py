@@ -20,7 +20,7 @@ from tests.scripted_runner import ScriptedRunner
 from tests.server.server_process import until
 from tests.serving.changing_models import ADMIN, Changing, Loader, changing
 from trio_pool_serve.config import Config, ModelChangesConfig
-from trio_pool_serve.engine.deep_probe import DeepProbe
+from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.errors import EngineLoadingError, ModelLoadError, NotFoundError, RunnerDeadError
 from trio_pool_serve.models.loading import runner_loader
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
@@ -213,16 +213,18 @@ async def test_deleting_a_model_whose_load_is_failing_leaves_others_alone(tmp_pa
     loader = Loader(broken={"b"})
     is_failing, may_end = trio.Event(), trio.Event()
 
-    async def end_late(probe: DeepProbe) -> None:
+    run = Engine.run
+
+    async def end_late(engine: Engine, **options: trio.TaskStatus) -> None:
         try:
-            await trio.sleep_forever()
+            await run(engine, **options)
         finally:
             with trio.CancelScope(shield=True):
                 is_failing.set()
                 await may_end.wait()
 
     async with changing(tmp_path, loader=loader) as live:
-        monkeypatch.setattr(DeepProbe, "run", end_late)
+        monkeypatch.setattr(Engine, "run", end_late)
         again: list[httpx.Response] = []
         async with trio.open_nursery() as nursery, live.asking(live.load, "b") as failed:
             with trio.fail_after(30):
@@ -245,15 +247,17 @@ async def test_deleting_a_model_whose_load_is_failing_leaves_others_alone(tmp_pa
 async def test_an_error_while_a_model_is_unloaded_does_not_keep_it_from_being_loaded_again(tmp_path, monkeypatch):
     errors = [RuntimeError("late")]
 
-    async def fail_at_the_end(probe: DeepProbe) -> None:
+    run = Engine.run
+
+    async def fail_at_the_end(engine: Engine, **options: trio.TaskStatus) -> None:
         try:
-            await trio.sleep_forever()
+            await run(engine, **options)
         finally:
             if errors:
                 raise errors.pop()
 
     async with changing(tmp_path, at_start=("a", "b"), max_loaded_models=1) as live:
-        monkeypatch.setattr(DeepProbe, "run", fail_at_the_end)
+        monkeypatch.setattr(Engine, "run", fail_at_the_end)
         for name in ("b", "a", "b"):
             assert (await live.embed(name)).status_code == 200
         assert errors == []

@@ -1,8 +1,8 @@
 """The deep readiness probe: computes one row through queue and device, however many clients ask."""
 
 import logging
+import math
 from collections.abc import Iterable
-from typing import NoReturn
 
 import trio
 from attrs import define, field
@@ -27,28 +27,22 @@ class DeepProbe:
 
     engine: Engine
     timeout_s: float = TIMEOUT_S
-    _wanted: trio.Event = field(init=False, factory=trio.Event)
-    _known: trio.Event = field(init=False, factory=trio.Event)
-    """Set while ``_failure`` is fresh."""
+    _turn: trio.Lock = field(init=False, factory=trio.Lock)
     _failure: str = field(init=False, default="")
+    _fresh_until: float = field(init=False, default=-math.inf)
+    """The time until which ``_failure`` answers probes."""
 
     async def failure(self) -> str:
-        """Return why a row is not computed in time; empty if it is. ``run`` must be running.
+        """Return why a row is not computed in time; empty if it is.
 
-        Cancellation: at once; the pass continues for others.
+        Cancellation: at once, except for the request that computes: within ``timeout_s``, as others wait for its row.
         """
-        self._wanted.set()
-        await self._known.wait()
+        async with self._turn:
+            if trio.current_time() >= self._fresh_until:
+                with trio.CancelScope(shield=True):  # ``_compute`` has a timeout
+                    self._failure = await self._compute()
+                self._fresh_until = trio.current_time() + FRESH_S
         return self._failure
-
-    async def run(self) -> NoReturn:
-        """Compute requested rows, forever. Cancellation: at once; callers of ``failure`` keep waiting."""
-        while True:
-            await self._wanted.wait()
-            self._failure = await self._compute()
-            self._known.set()
-            await trio.sleep(FRESH_S)
-            self._wanted, self._known = trio.Event(), trio.Event()
 
     async def _compute(self) -> str:
         """Return why a row is not computed in time; empty if it is, or if the model has no probe row."""

@@ -113,7 +113,6 @@ class ServedModels(NamedModels):
                     await other.ended.wait()  # or more models than --max-loaded-models would be in memory
                 async with trio.open_nursery() as nursery:
                     await nursery.start(served.engine.run)
-                    nursery.start_soon(served.probe.run)
                     task_status.started()
                     await self._load(served)
         except Exception as error:
