@@ -93,6 +93,8 @@ async def find_gpus(
     return visible[int(chosen) :][:1] if chosen else visible
 
 
+# The text is parsed here rather than read by nvidia-ml-py: its import takes 75 ms in each server process, and its calls
+# into the driver may hang in a thread that cannot be ended, whereas a process can be killed.
 async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> str:
     """Return the output of ``nvidia-smi -L``, even if it fails; empty if it cannot be run or does not end in time."""
     output = bytearray()
@@ -113,13 +115,10 @@ async def _run_nvidia_smi(environment: Mapping[str, str], timeout_s: float) -> s
             with trio.move_on_after(timeout_s) as limit:
                 while len(output) < MAX_OUTPUT_BYTES and (part := await process.stdout.receive_some(4096)):
                     output += part
-                if len(output) < MAX_OUTPUT_BYTES:
-                    await process.wait()
         finally:
-            if process.returncode is None:
-                process.kill()
-                with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
-                    await process.wait()
+            process.kill()  # it has printed all that counts, or has taken too long
+            with trio.CancelScope(shield=True), trio.move_on_after(EXIT_TIMEOUT_S):
+                await process.wait()
     if limit.cancelled_caught:
         logger.warning("nvidia-smi did not end within %g s; GPUs are read from the driver's list instead", timeout_s)
         return ""
