@@ -144,7 +144,8 @@ class Service:
         if self.socket_folder is not None:
             loader = loader_name(self.load_runner) if self._own_socket_folder else None
             self.places = ServerPlaces(self.config, self.socket_folder, self.api_worker, loader, self.gpus)
-            self.reload_hooks.append(partial(self.places.reload, self.offload))
+            if (hosts := self.places.hosts) is not None:
+                self.reload_hooks.append(partial(self.offload.reload, "hosts", hosts.read, hosts.keys.path))
         self.batches = BatchApi(self.config, self.offload, None if self._own_socket_folder else self.socket_folder)
         # Lambdas: ``load_runner`` and ``on_loaded`` may be replaced until they are called.
         maker = ModelMaker(

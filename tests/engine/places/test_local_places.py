@@ -24,7 +24,7 @@ from trio_pool_serve.engine.gpus import Gpu, parse_listing
 from trio_pool_serve.engine.placement import with_replicas
 from trio_pool_serve.engine.places import supervisor
 from trio_pool_serve.engine.places.local_places import LocalPlaces
-from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.places.supervisor import Place
 from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt

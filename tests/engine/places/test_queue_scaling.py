@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from trio_pool_serve.engine.places.place import Place, Replica
 from trio_pool_serve.engine.places.queue_scaling import (
     BUSY_OVER_S,
     FRESH_S,
@@ -20,6 +19,7 @@ from trio_pool_serve.engine.places.queue_scaling import (
     QueueSeconds,
     choose_wanted,
 )
+from trio_pool_serve.engine.places.supervisor import Place, Replica
 
 pytestmark = pytest.mark.unit
 

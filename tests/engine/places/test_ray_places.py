@@ -19,11 +19,10 @@ from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import ProcessesConfig, encode_config
 from trio_pool_serve.engine.places import ray_cluster as module
 from trio_pool_serve.engine.places import ray_places, supervisor
-from trio_pool_serve.engine.places.place import Replica
 from trio_pool_serve.engine.places.queue_scaling import QueueSeconds
 from trio_pool_serve.engine.places.ray_cluster import CONTROL_CALLS, EngineActor, NodeLostError, RayCluster, run_child
 from trio_pool_serve.engine.places.ray_places import AVOIDED_S, ActorPlaces
-from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S, EngineJob, Loaded
+from trio_pool_serve.engine.places.supervisor import RETRY_FAILED_S, EngineJob, Loaded, Replica
 from trio_pool_serve.server.engine_process import SNAPSHOT_S
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.telemetry.snapshots import Snapshot, families_of

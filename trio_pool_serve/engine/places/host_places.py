@@ -59,11 +59,10 @@ class HostList:
     path: Path
     all: dict[HostAddress, None] = field(init=False, factory=dict)
     """All hosts in order, without duplicates."""
-    version: int = field(init=False, default=0)
-    """Incremented whenever the hosts, their addresses, or the drained names change."""
+    has_changed: bool = field(init=False, default=True)
+    """Set whenever the hosts, their addresses, or the drained names change."""
     drained: set[str] = field(init=False, factory=set)
     """The drained names, as they were given."""
-    _configured: list[HostAddress] = field(init=False, factory=list)
     _added: list[HostAddress] = field(init=False, factory=list)
     _read_bytes: int = field(default=0, init=False)
     """Bytes of the file of changes that have been read."""
@@ -73,12 +72,8 @@ class HostList:
 
     def read(self) -> None:
         """Read the configured hosts. Blocks. Raises ``ValueError`` or ``OSError``."""
-        self._configured = read_hosts(self.setting)
-        self._note_changed()
-
-    def _note_changed(self) -> None:
-        self.all = dict.fromkeys([*self._configured, *self._added])
-        self.version += 1
+        self.all = dict.fromkeys([*read_hosts(self.setting), *self._added])
+        self.has_changed = True
 
     def addresses(self, nursery: trio.Nursery) -> dict[HostAddress, list[HostAddress]]:
         """Return the addresses known now, each with its hosts; tasks in ``nursery`` resolve new names."""
@@ -106,7 +101,7 @@ class HostList:
             else:
                 failure = ""
                 addresses = [HostAddress(str(resolved[0]), int(resolved[1])) for *_, resolved in results]
-                self.version += {*addresses} != {*self._resolved[host]}
+                self.has_changed |= {*addresses} != {*self._resolved[host]}
                 self._resolved[host] = addresses
             await trio.sleep(RESOLVE_S)
         del self._resolved[host]
@@ -119,24 +114,24 @@ class HostList:
 
     def read_changes(self) -> None:
         """Read the changes by all processes of the server. Blocks briefly."""
-        new = b""
         with suppress(FileNotFoundError), self.path.open("rb") as changes:
             # If the file is shorter than before, it is a new one.
             changes.seek(self._read_bytes if self._read_bytes <= self.path.stat().st_size else 0)
-            new = changes.read()
+            for line in changes.read().decode().splitlines():
+                verb, *names = line.split(" ")
+                if verb == "drain":
+                    self.drained.update(names)
+                else:
+                    self.drained.difference_update(names)
+                if verb == "add":
+                    self._added.extend(map(HostAddress.parse, names))
+                    self.all[self._added[-1]] = None
+                self.has_changed = True
             self._read_bytes = changes.tell()
-        for line in new.decode().splitlines():
-            verb, *names = line.split(" ")
-            if verb == "drain":
-                self.drained.update(names)
-            else:
-                self.drained.difference_update(names)
-            if verb == "add":
-                self._added.extend(map(HostAddress.parse, names))
-        if new:
-            self._note_changed()
 
 
+# Polled rather than sent by the parent process: a server with one API process has no parent, and an API process that is
+# replaced needs all earlier changes, so that the file would be needed in any case.
 CHANGES_S = 0.5
 """Interval at which links are updated to the hosts and their addresses: other processes add and drain hosts, too."""
 
@@ -156,8 +151,6 @@ class HostPlace:
     """Whether its address still belongs to a host."""
     loaded: str | None = field(default=None, init=False)
     """The name of the model that its engine has loaded."""
-    digest: ModelDigest = field(default=ModelDigest("", ""), init=False)
-    """Digest of the files that its engine has loaded."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
 
     @property
@@ -168,11 +161,6 @@ class HostPlace:
         if not self.link.takes_rows:
             return "draining"
         return "stalled" if self.link.stall_reason else "ready"
-
-    @property
-    def model(self) -> str | None:
-        """The name of the model that it computes, while it is ready."""
-        return None if self.link.hello is None else self.loaded
 
     @property
     def names(self) -> set[str]:
@@ -186,7 +174,7 @@ class HostPlace:
             "address": str(self.address),
             "state": self.state,
             "reason": link.failure or link.stall_reason,
-            "model": self.model,
+            "model": None if link.hello is None else self.loaded,
             "dtype": None if link.hello is None else link.hello.dtype,
             "backend": None if link.hello is None else link.hello.backend,
             "zone": None if link.hello is None else link.zone,
@@ -228,11 +216,10 @@ class HostPlaces:
         """Connect to the hosts, including hosts that join later, forever. Cancellation: at once, like the links."""
         await self._knows_models.wait()
         async with trio.open_nursery() as nursery:
-            seen = -1
             while True:
                 self.listed.read_changes()
-                if seen != self.listed.version or not all(place.is_wanted for place in self.places.values()):
-                    seen = self.listed.version
+                if self.listed.has_changed or not all(place.is_wanted for place in self.places.values()):
+                    self.listed.has_changed = False
                     self._update(nursery)
                 await trio.sleep(CHANGES_S)
 
@@ -272,25 +259,21 @@ class HostPlaces:
 
     def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> ModelQueue:
         """Return the queue of the model that a ready engine computes. Raises ``LinkRefusedError``."""
-        for other in self.places.values():
-            known = other.link.hello
-            if hello.identity and other is not place and known is not None and known.identity == hello.identity:
+        ready = [(other, other.link.hello) for other in self.places.values() if other.link.hello is not None]
+        for other, known in ready:
+            if hello.identity and known.identity == hello.identity:
                 raise LinkRefusedError(f"it is the same engine as at {other.address}")
-        theirs = ModelDigest(hello.files, hello.weights)
         for model, ours in self._digests.items():
-            # Also compare with engines that compute it: the weights may not be here.
-            of_engines = [other.digest for other in self.places.values() if other.model == model]
-            if all(theirs.agrees_with(known) for known in [ours, *of_engines]):
-                place.loaded, place.digest = model, theirs
+            peers = [hello, *(known for other, known in ready if other.loaded == model)]
+            theirs, *others = [ModelDigest(each.files, each.weights) for each in peers]
+            # Engines that compute the model are compared, too: the weights may not be here.
+            if all(theirs.agrees_with(known) for known in [ours, *others]):
+                place.loaded = model
                 logger.info("the engine at %s computes %s in %s", place.address, model, hello.dtype)
-                others = [other.link.hello for other in self.places.values() if other.model == model]
-                fingerprints = {each.fingerprint for each in (hello, *filter(None, others))}
+                fingerprints = sorted({each.fingerprint for each in peers})
                 if len(fingerprints) > 1:
-                    logger.warning(
-                        "the engines of %s compute with different fingerprints: %s",
-                        model,
-                        ", ".join(sorted(fingerprints)),
-                    )
+                    listed = ", ".join(fingerprints)
+                    logger.warning("the engines of %s compute with different fingerprints: %s", model, listed)
                 return self.workers[model].use(link, hello)
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} differ from this server's")

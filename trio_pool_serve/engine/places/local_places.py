@@ -10,8 +10,7 @@ from attrs import define
 
 from trio_pool_serve.engine.gpus import Gpu, mps_directory
 from trio_pool_serve.engine.placement import has_gpu
-from trio_pool_serve.engine.places.place import Place
-from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, LoadingStep, Supervisor
+from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, LoadingStep, Place, Supervisor
 from trio_pool_serve.processes.child_process import LoadFailed, open_child
 from trio_pool_serve.processes.socket_folder import shared_array
 from trio_pool_serve.telemetry.start_display import report_phase, report_step
@@ -40,16 +39,14 @@ class LocalPlaces(Supervisor):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """As ``Supervisor.run``; ``started`` at once. Cancellation: as there."""
-        for gpu in self.gpus:
+        for gpu in self.gpus[: len(self.places)]:
             names = [place.replica.name for place in self.places if place.gpu == gpu]
-            if names:
-                logger.info("%s: %s", gpu, "; ".join(names))
+            logger.info("%s: %s", gpu, "; ".join(names))
         if 0 < len(self.gpus) < len(self.places):
-            directory = mps_directory()
-            if directory is None:
-                logger.info("replicas on the same GPU take turns: no MPS control daemon is running")
-            else:
-                logger.info("replicas on the same GPU compute concurrently, by the MPS control daemon at %s", directory)
+            daemon = mps_directory()
+            turns = "take turns: no MPS control daemon is running"
+            how = f"compute concurrently, by the MPS control daemon at {daemon}" if daemon else turns
+            logger.info("replicas on the same GPU %s", how)
         await super().run(task_status=task_status)
 
     async def _live(self, place: Place) -> tuple[str, str]:
@@ -77,5 +74,5 @@ class LocalPlaces(Supervisor):
             shared_array(folder / CORES, place.replica.processes)[place.replica.process] = -math.inf
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
-        unknown = "" if place.has_loaded or was_killed else f"The engine process of {place} {child.end}."
+        unknown = "" if place.description or was_killed else f"The engine process of {place} {child.end}."
         return child.end, failure or unknown

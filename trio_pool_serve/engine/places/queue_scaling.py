@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define, field
 
-from trio_pool_serve.engine.places.place import Place
+from trio_pool_serve.engine.places.supervisor import Place
 from trio_pool_serve.processes.socket_folder import shared_array
 from trio_pool_serve.telemetry.metrics import BUSY
 from trio_pool_serve.telemetry.snapshots import Snapshot

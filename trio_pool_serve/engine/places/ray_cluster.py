@@ -148,7 +148,13 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
     """
     await _require_reachable(os.environ.get("RAY_ADDRESS", ""))
     with trio.move_on_after(CONNECT_TIMEOUT_S) as limit:
-        await trio.to_thread.run_sync(_connect, abandon_on_cancel=True)
+        try:
+            await trio.to_thread.run_sync(
+                lambda: ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR),
+                abandon_on_cancel=True,
+            )
+        except Exception as error:
+            raise ModelLoadError(f"--engine ray: {error}") from error
         # Ray's core has taken SIGTERM: it prints a stack trace before it calls the handler that was there.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if limit.cancelled_caught:
@@ -179,13 +185,6 @@ async def _require_reachable(address: str) -> None:
         raise ModelLoadError(f"RAY_ADDRESS={address} does not respond.") from error
     except OSError as error:
         raise ModelLoadError(f"RAY_ADDRESS={address} cannot be reached: {error}") from error
-
-
-def _connect() -> None:
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        raise ModelLoadError(f"--engine ray: {error}") from error
 
 
 THREADS = 5

@@ -18,7 +18,6 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import encode_config
-from trio_pool_serve.engine.places.place import Place
 from trio_pool_serve.engine.places.queue_scaling import (
     SCALING_S,
     BusyShare,
@@ -28,7 +27,7 @@ from trio_pool_serve.engine.places.queue_scaling import (
     choose_wanted,
 )
 from trio_pool_serve.engine.places.ray_cluster import NodeLostError, RayCluster, open_cluster, resources_of
-from trio_pool_serve.engine.places.supervisor import Loaded, Supervisor
+from trio_pool_serve.engine.places.supervisor import Loaded, Place, Supervisor
 from trio_pool_serve.errors import ModelLoadError, PoolServeError
 from trio_pool_serve.processes.child_process import ChildEnd, LoadFailed, keep_alive, open_child
 from trio_pool_serve.telemetry.snapshots import Snapshot, merged_load
@@ -209,11 +208,10 @@ class ActorPlaces(Supervisor):
                 trio.current_time(), waiting_s, busy, ready=states.count("ready"), loading=states.count("loading")
             )
             if wanted != before:
-                told = f"{before} replicas become {wanted}: {waiting_s:.1f} s in the queue, {busy:.1f} replicas busy"
-                logger.info("%s: %s", name, told)
+                reason = f"{waiting_s:.1f} s in the queue, {busy:.1f} replicas busy"
+                logger.info("%s: %d replicas become %d: %s", name, before, wanted, reason)
                 choose_wanted(places, wanted)
-                self._scaled.set()
-                self._scaled = trio.Event()
+                self._scaled.unpark_all()
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, and the snapshots of their engine processes."""
@@ -258,16 +256,13 @@ class RayPlacement:
     """
 
     actors: ActorPlaces
+    descriptions: dict[str, str] = field(factory=dict, init=False)
+    """Empty: the models are described on other machines."""
     _is_connected: bool = field(default=False, init=False)
     _has_connected: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         key_path(self.actors.socket_folder).write_text(self.actors.key)
-
-    @property
-    def descriptions(self) -> dict[str, str]:
-        """Nothing: the models are described on other machines."""
-        return {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the process alive, forever; ``started`` at once.

@@ -13,10 +13,9 @@ from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.places.host_places import HostList, HostPlaces
 from trio_pool_serve.engine.places.local_places import LocalPlaces
-from trio_pool_serve.engine.places.place import paths_of
 from trio_pool_serve.engine.places.queue_scaling import SCALING_S, QueueSeconds
 from trio_pool_serve.engine.places.ray_places import ActorPlaces, RayPlacement, key_path
-from trio_pool_serve.engine.places.supervisor import Supervisor
+from trio_pool_serve.engine.places.supervisor import Supervisor, paths_of
 from trio_pool_serve.engine.remote.connectors import file_connector, unix_connector
 from trio_pool_serve.engine.remote.link import LinkKeys
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
@@ -104,11 +103,6 @@ class ServerPlaces:
             for seconds, engine in zip(shared, self._engines, strict=True):
                 seconds.write(self.worker, engine.statistics().waiting_s)
             await trio.sleep(SCALING_S)
-
-    async def reload(self, offload: Offload) -> None:
-        """Reload the hosts and their keys. Cancellation: at once; the old ones are kept."""
-        if self.hosts is not None:
-            await offload.reload("hosts", self.hosts.read, self.hosts.keys.path)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the states of the engine processes that this process keeps alive."""

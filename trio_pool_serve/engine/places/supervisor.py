@@ -4,15 +4,16 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
 import trio
 from attrs import define, evolve, field
+from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.places.place import Place, Replica, paths_of
+from trio_pool_serve.engine.placement import replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff
 from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family
@@ -20,6 +21,33 @@ from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, g
 logger = logging.getLogger(__name__)
 
 MODULE = "trio_pool_serve.server.engine_process"
+
+
+PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
+"""As reported by ``/load``. loading: its engine process is starting or draining, or will be restarted soon. ready: it
+computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
+
+
+class Replica(msgspec.Struct, array_like=True):
+    """The replica of an engine process: its number, from 0, within its model and among all engine processes."""
+
+    model: str
+    device: str
+    """The label of the device in logs and metrics."""
+    number: int
+    replicas: int
+    process: int
+    processes: int
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that distinguish it from other replicas of its model in ``/metrics``."""
+        return {"replica": str(self.number), "device": self.device}
+
+    @property
+    def name(self) -> str:
+        """The model's name, with the number of the replica if there are several."""
+        return f"{self.model}, replica {self.number}" if self.replicas > 1 else self.model
 
 
 class EngineJob(msgspec.Struct, tag=True, array_like=True):
@@ -66,18 +94,48 @@ ToEngineProcess: TypeAlias = EngineJob | Leave
 EngineStatus: TypeAlias = LoadingStep | Loaded | Alive | LoadFailed | Snapshot
 
 
-RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 15.0, 30.0)
-"""Pauses before an engine process is started again, in order; the last one repeats."""
-
-STABLE_AFTER_S = 60.0
-"""The pauses start over after a process that has been ready for longer."""
-
 MAX_RESTARTS = 10
 """Maximum restarts in a row of an engine process that dies before it is stable. With the pauses they take about three
 minutes, in which a missing resource may return."""
 
 RETRY_FAILED_S = 300.0
 """Pause before a failed place is tried again: its problem may have been fixed."""
+
+
+@define(eq=False)
+class Place:
+    """The place of one replica of a model: its address, its GPU, and the history of its engine processes."""
+
+    replica: Replica
+    path: Path
+    """Path of the socket, or of the file with the address."""
+    gpu: Gpu | None
+    is_wanted: bool = True
+    """Whether there should be a process."""
+    state: PlaceState = field(default="loading", init=False)
+    description: str = field(default="", init=False)
+    """How the latest process that has loaded the model computes it; empty if none has."""
+    starts: int = field(default=0, init=False)
+    ready_at: float = field(default=math.inf, init=False)
+    """When the latest process became ready."""
+
+    def become_ready(self, description: str) -> None:
+        """Record that the process has loaded the model."""
+        self.state, self.description, self.ready_at = "ready", description, trio.current_time()
+
+    @property
+    def restarts(self) -> int:
+        """Number of processes that were started to replace one that had ended."""
+        return max(0, self.starts - 1)
+
+    def __str__(self) -> str:
+        return self.replica.name if self.gpu is None else f"{self.replica.name} on {self.gpu.label}"
+
+
+def paths_of(config: Config, folder: Path, model: int) -> list[Path]:
+    """Return the paths of a model's places: of sockets, or of files with addresses."""
+    replicas = 0 if config.processes.engine == "hosts" else replicas_of(config)
+    return [folder / f"{model}-{replica}.engine" for replica in range(replicas)]
 
 
 @define(eq=False)
@@ -89,8 +147,8 @@ class Supervisor(ABC):
     socket_folder: Path
     places: list[Place] = field(init=False, factory=list)
     """The places of all models, in the order of the settings."""
-    _scaled: trio.Event = field(init=False, factory=trio.Event)
-    """Set and replaced whenever ``is_wanted`` of any place changes."""
+    _scaled: ParkingLot = field(init=False, factory=ParkingLot)
+    """Unparked whenever ``is_wanted`` of any place changes."""
 
     def __attrs_post_init__(self) -> None:
         paths = [paths_of(self.config, self.socket_folder, model) for model in range(len(self.config.sources))]
@@ -101,8 +159,7 @@ class Supervisor(ABC):
                 process = len(self.places)
                 gpu, device = self._device_of(process)
                 replica = Replica(source.name, device, number, len(of_model), process, processes)
-                self.places.append(Place(replica, path, gpu))
-                self.places[-1].is_wanted = number < least
+                self.places.append(Place(replica, path, gpu, is_wanted=number < least))
 
     @abstractmethod
     def _device_of(self, process: int) -> tuple[Gpu | None, str]:
@@ -122,7 +179,7 @@ class Supervisor(ABC):
 
     async def _keep_alive(self, place: Place) -> NoReturn:
         """Run one process after another, with a pause after each that ended by itself."""
-        backoff = RestartBackoff(RESTART_PAUSES_S, STABLE_AFTER_S)
+        backoff = RestartBackoff()
         while True:
             await self._wait_wanted(place, is_wanted=True)
             place.state, place.ready_at = "loading", math.inf
@@ -131,7 +188,7 @@ class Supervisor(ABC):
                 how, failure = await self._live(place)
                 if not how:
                     continue
-                if failure and not place.has_loaded:
+                if failure and not place.description:
                     raise ModelLoadError(failure)  # noqa: TRY301  (as below)
                 ended = f"engine process of {place} {how}" + (f": {failure}" if failure else "")
                 pause_s = backoff.next_pause_s(max(0.0, trio.current_time() - place.ready_at))
@@ -155,7 +212,7 @@ class Supervisor(ABC):
 
     async def _wait_wanted(self, place: Place, *, is_wanted: bool) -> None:
         while place.is_wanted is not is_wanted:
-            await self._scaled.wait()
+            await self._scaled.park()
 
     def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
         """Raise the error if the last place of a model has failed, unless hosts may compute the model."""
@@ -179,19 +236,17 @@ class Supervisor(ABC):
     @property
     def descriptions(self) -> dict[str, str]:
         """How each model is computed, by the first of its processes that is ready."""
-        return {place.replica.model: place.description for place in reversed(self.places) if place.has_loaded}
+        return {place.replica.model: place.description for place in reversed(self.places) if place.description}
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, for ``/load`` and ``/metrics``."""
         load, processes, samples = dict[str, Any](), dict[str, Any](), list[tuple[dict[str, str], float]]()
         for place in self.places:
-            if not place.is_wanted:
-                continue
-            told = {"state": place.state, "restarts": place.restarts}
-            model, labels = place.replica.model, place.replica.labels
-            replicas = load.setdefault(model, {"replicas": {}})["replicas"]
-            replicas[labels["replica"]] = {"device": labels["device"], **told}
-            processes[engine_process_name(model, labels["replica"])] = told
-            for of, value in (("failed", place.state == "failed"), ("restarts", place.restarts)):
-                samples.append(({"model": model, "of": of, **labels}, value))
+            if place.is_wanted:
+                replica, state = place.replica, {"state": place.state, "restarts": place.restarts}
+                of_model = load.setdefault(replica.model, {"replicas": {}})
+                of_model["replicas"][str(replica.number)] = {"device": replica.device, **state}
+                processes[engine_process_name(replica.model, str(replica.number))] = state
+                values = {"failed": place.state == "failed", "restarts": place.restarts}
+                samples += [({"model": replica.model, "of": of, **replica.labels}, values[of]) for of in values]
         return Snapshot([gauge_family("replica", samples)], {"models": load, "processes": processes})
