@@ -15,7 +15,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
-from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError, install_extra
+from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError, install_extra, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
 from trio_pool_serve.models.files.model_digest import file_states, fingerprint_of_loaded, model_entry
@@ -55,7 +55,7 @@ FLOAT16 = (
 )
 
 LoadByTorch = Callable[[AnyModelFolder, ModelConfig, Offload, str], Prepare]
-"""Loads a model with torch; the last argument says why torch computes it."""
+"""Loads a model with torch; the last argument is the reason why torch computes it."""
 
 
 @define(eq=False)
@@ -179,8 +179,10 @@ class CpuModel:
         return model
 
     def _job(self) -> ConversionJob:
-        if self._dtype == "int8" and find_spec("nncf") is None:
-            raise ModelLoadError(f"--dtype int8 requires more packages. {install_extra('int8')}")
+        require(
+            self._dtype != "int8" or find_spec("nncf") is not None,
+            f"--dtype int8 requires more packages. {install_extra('int8')}",
+        )
         kind, imports = self.folder.kind, [*imported_plugins, self.folder.kind.read.__module__]
         return ConversionJob(str(self.folder.path), self.config, imports, kind.load, not self.offload.is_serving)
 
@@ -245,8 +247,10 @@ class CpuModel:
 
     def _load_for_embeds(self, model: ConvertedModel) -> Runner | None:
         """Load the model by torch for rows of token embeddings, if it takes any. Blocks. Raises ``ModelLoadError``."""
-        if model.embeds_width is None:
-            raise ModelLoadError("--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.")
+        require(
+            model.embeds_width is not None,
+            "--enable-prompt-embeds: torch computes token embeddings, and cannot load this model.",
+        )
         if not model.embeds_width:
             return None
         before = resident_bytes()
@@ -296,10 +300,8 @@ class CpuModel:
 
     def _by_torch(self, reason: str) -> Prepare:
         """Load the model with torch. Raises ``ModelLoadError`` if the settings demand OpenVINO."""
-        if self._dtype == "int8":
-            raise ModelLoadError(f"--dtype int8: {reason}.")
-        if self.config.backend == "openvino":
-            raise ModelLoadError(f"--backend openvino: {reason}.")
+        require(self._dtype != "int8", f"--dtype int8: {reason}.")
+        require(self.config.backend != "openvino", f"--backend openvino: {reason}.")
         return self.load_by_torch(self.folder, self.config, self.offload, reason)
 
     def _why_torch(self, model: ConvertedModel) -> str:

@@ -85,7 +85,7 @@ class LocalRunners:
         logger.info("loading %s", source.name)
         report_phase(f"Loading {source.name}")
         if self._sharers and (torch := sys.modules.get("torch")) is not None:
-            # Threads that start later inherit what a launch thread has set for its batch.
+            # A launch thread has set another number for its batch, which threads that start later inherit.
             torch.set_num_threads(usable_cores())
         prepare = load_model(self.config, source, load_runner, self.offload)
         return lambda params: self._sharing(prepare(params))

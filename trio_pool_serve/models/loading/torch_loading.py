@@ -11,7 +11,7 @@ from torch import nn
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -79,10 +79,10 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         reason = str(error.__cause__)
     # Outside of the handler, whose error refers to the first runner and its weights.
     dtype = str(params.dtype).removeprefix("torch.")
-    if config.dtype == dtype:
-        raise ModelLoadError(
-            f"--dtype {dtype}: torch cannot compute {folder.model_type} in it ({reason}). Use --dtype auto or float32."
-        )
+    require(
+        config.dtype != dtype,
+        f"--dtype {dtype}: torch cannot compute {folder.model_type} in it ({reason}). Use --dtype auto or float32.",
+    )
     logger.warning("%s is computed in float32, as torch cannot compute it in %s: %s", folder.path.name, dtype, reason)
     params = evolve(params, dtype=torch.float32)
     return _warm_runner(folder, params, config, offload, f"torch cannot compute it in {dtype}")

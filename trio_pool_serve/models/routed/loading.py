@@ -3,7 +3,7 @@
 from functools import partial
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.loading.runner_loader import load_by_torch, load_transformer
 from trio_pool_serve.models.model_kind import ModelFolder
 from trio_pool_serve.models.routed import Routed
@@ -15,12 +15,13 @@ from trio_pool_serve.types import Prepare, RunnerParams
 def open_routed(folder: ModelFolder[Routed], config: ModelConfig, offload: Offload) -> Prepare:
     """Load the models of the routes. Blocks for seconds. Raises ``ModelLoadError``."""
     for flag, value, refused in (("backend", config.backend, "openvino"), ("dtype", config.dtype, "int8")):
-        if value == refused:
-            raise ModelLoadError(f"--{flag} {value} does not apply to a Router: torch computes its transformers.")
+        require(value != refused, f"--{flag} {value} does not apply to a Router: torch computes its transformers.")
     routes = []
     for route in folder.routes:
-        if route.spec.scoring != "vectors" or route.reads_images or route.spec.uses_chat_template:
-            raise ModelLoadError(f"The route of {route.transformer_path} is not a plain embedding model of texts.")
+        require(
+            route.spec.scoring == "vectors" and not route.reads_images and not route.spec.uses_chat_template,
+            f"The route of {route.transformer_path} is not a plain embedding model of texts.",
+        )
         by_torch = partial(load_by_torch, why_torch="it is a route of a Router")
         routes.append((load_transformer if route.kind.open_runner else by_torch)(route, config, offload))
 

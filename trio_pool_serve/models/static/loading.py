@@ -4,7 +4,7 @@ import numpy as np
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.files.safetensors_files import FILE, read_tensors
 from trio_pool_serve.models.model_kind import ModelFolder
@@ -17,10 +17,11 @@ from trio_pool_serve.types import ComputedBy, Embed, PoolingRequest, Prepare, Re
 
 def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offload) -> Prepare:  # noqa: ARG001
     """Load a ``Static`` model. Blocks. Raises ``ModelLoadError``."""
-    if config.backend in ("openvino", "compile"):
-        raise ModelLoadError(f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.")
-    if config.dtype == "int8":
-        raise ModelLoadError("--dtype int8 does not apply to static embeddings.")
+    require(
+        config.backend not in ("openvino", "compile"),
+        f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.",
+    )
+    require(config.dtype != "int8", "--dtype int8 does not apply to static embeddings.")
     spec, place = folder.spec, folder.transformer_path / FILE
     tensors, _ = read_tensors(place)
     layers: list[VectorModule] = []
