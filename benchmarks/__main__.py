@@ -73,6 +73,7 @@ SCRIPTS = (
     Script("engine_links", {**SECOND, "clients": (1,), "model": "tiny", "cuts": 1}),
     Script("scaling_constants", {"rounds": 1, "repeats": 2, "seconds": 0.5, "links": 10}),
     Script("launch_time", {"rounds": 1, "repeats": 5}),
+    Script("request_walk"),
     Script("request_profile"),
     Script("gpu"),
     Script("first_answer", {"rounds": 1}),

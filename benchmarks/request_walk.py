@@ -16,15 +16,16 @@ import threading
 from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import cyclopts
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
+from cyclopts import Parameter
 
 import trio_pool_serve
 from benchmarks.model import MODEL_PATH
-from benchmarks.report import console
+from benchmarks.report import RESULTS, Report, print_table
 from tests.test_floors import floor_of, package_of
 from trio_pool_serve.config import Config
 from trio_pool_serve.process_setup import open_service
@@ -131,17 +132,27 @@ async def record() -> Walk:
     return walk
 
 
-def main(*, calls: bool = False) -> None:
-    """Print the counts; with ``calls``, each function and its number of calls as well."""
+@Parameter(name="*")
+@frozen(kw_only=True)
+class Settings:
+    """The settings. ``calls``: print each function and its number of calls as well."""
+
+    calls: Annotated[bool, Parameter(negative=())] = False
+    output_dir: Path = RESULTS
+
+
+def main(settings: Settings = Settings()) -> None:
+    """Count the calls of one request, and print which of them go to a higher floor."""
+    report = Report("request_walk", settings)
     walk = trio.run(record)
-    for name, count in walk.counts().items():
-        console.print(f"{count:5} {name}")
-    for each in walk.climbs():
-        console.print(f"      {each}", soft_wrap=True)
-    console.print(", ".join(f"{package or 'top level'} {count}" for package, count in walk.packages().most_common()))
-    if calls:
-        for name, count in Counter(name_of(code) for _, code in walk.calls).most_common():
-            console.print(f"{count:5} {name}", soft_wrap=True)
+    counts, packages = walk.counts(), walk.packages().most_common()
+    print_table("Calls of one request", ["", "number"], [[name, str(count)] for name, count in counts.items()])
+    print_table("Calls by package", ["package", "calls"], [[name or "top level", str(each)] for name, each in packages])
+    print_table("Climbs", ["from", "to"], [each.split(" → ") for each in walk.climbs()])
+    functions = Counter(name_of(code) for _, code in walk.calls)
+    if settings.calls:
+        print_table("Functions", ["function", "calls"], [[name, str(n)] for name, n in functions.most_common()])
+    report.write(counts=counts, climbs=walk.climbs(), functions=functions)
 
 
 if __name__ == "__main__":

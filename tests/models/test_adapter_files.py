@@ -112,7 +112,6 @@ def test_factors_scales_and_whole_weights_are_sorted_by_module(tmp_path: Path):
     assert all(weight.dtype == np.float32 for weight in adapter.weights.values())
     assert adapter.target_modules == ("query",)
     assert adapter.modules_to_save == ("score",)
-    assert adapter.base_revision == "main"
     assert adapter.base is None
 
 

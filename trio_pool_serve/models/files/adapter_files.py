@@ -64,7 +64,6 @@ class AdapterFiles:
     path: Path
     base: str | None
     """``base_model_name_or_path``: a hub id or a folder."""
-    base_revision: str | None
     updates: Mapping[str, LowRankUpdate]
     """Updates by the module's name in the base, such as ``encoder.layer.0.attention.self.query``."""
     weights: Mapping[str, Matrix]
@@ -95,7 +94,6 @@ def read_adapter(folder: Path) -> AdapterFiles:
     return AdapterFiles(
         path=folder,
         base=config.get("base_model_name_or_path") or None,
-        base_revision=config.get("revision") or None,
         updates=updates,
         weights=weights,
         target_modules=_plain_targets(config),
