@@ -48,6 +48,11 @@ class SentBatch:
         return next(iter(self.rows))
 
     @property
+    def is_long(self) -> bool:
+        """Whether the next row is long."""
+        return self.first.tokens > SHORT_TOKENS
+
+    @property
     def tokens(self) -> int:
         """Tokens of the waiting rows."""
         return sum(entry.tokens for entry in self.rows)
@@ -78,7 +83,7 @@ class Joiner(BatchSource):
             return
         self._batches[batch] = None
         self.tokens += batch.tokens
-        if batch.first.tokens <= SHORT_TOKENS:
+        if not batch.is_long:
             self._long.add_short(batch.tokens)
         self.changed.unpark()
 
@@ -96,19 +101,16 @@ class Joiner(BatchSource):
 
     def take(self, limits: BatchLimits, *, leaves_long: bool = False) -> list[QueueEntry]:  # noqa: D102
         batches = sorted(self._batches, key=lambda each: each.facts.rank)
-        if leaves_long:
-            short = [each for each in batches if each.first.tokens <= SHORT_TOKENS]
-            long_tokens = sum([each.tokens for each in batches if each not in short])
-            if self._long.waits(long_tokens):
-                batches = short
+        if leaves_long and self._long.waits(sum([each.tokens for each in batches if each.is_long])):
+            batches = [each for each in batches if not each.is_long]
         if not batches:
             return []
         first = batches[0].facts
         beside = [each for each in batches[1:] if each.facts.key == first.key and not each.facts.is_suspect]
         batches = batches[:1] if first.is_suspect else [batches[0], *beside]
         taken = _joined(batches, limits)
-        others = [batch for batch in self._batches if batch not in batches]
-        self._batches = {batch: None for batch in (*others, *batches) if batch.rows}
+        # Batches that have had their turn go behind the others; the order among them is kept.
+        self._batches = {batch: None for batch in sorted(self._batches, key=batches.__contains__) if batch.rows}
         self.tokens -= sum([entry.tokens for entry in taken])
         self._long.take_long(sum([entry.tokens for entry in taken if entry.tokens > SHORT_TOKENS]))
         return taken
