@@ -32,9 +32,8 @@ BYTES_OF_ROW = 256
 
 INT32, FLOAT32, BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
-MAX_KIND = 8
-
 MAX_DIMENSIONS = 8
+"""Maximum dimensions of an array, and characters of its dtype: numpy would spend seconds on a long one."""
 
 NUMBERS = "biuf"
 """The kinds of dtypes that are sent: booleans, integers and floats."""
@@ -54,17 +53,11 @@ def encode(content: object, buffers: list[Buffer]) -> bytes:
     def header_of(value: object) -> ArrayHeader:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in NUMBERS:
             raise TypeError(f"a {type(value).__name__} has no form in msgpack")
-        buffers.append(buffer_of(value))
+        # Copied only if they are not contiguous. An empty array cannot be viewed as bytes.
+        buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else b"")
         return ArrayHeader(value.dtype.str, value.shape)
 
     return msgspec.msgpack.encode(content, enc_hook=header_of)
-
-
-def buffer_of(array: Array) -> Buffer:
-    """Return an array's bytes, copied only if they are not contiguous."""
-    if array.size and array.flags.c_contiguous and array.dtype.isnative:
-        return array.data.cast("B")
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else b""  # type: ignore[arg-type]
 
 
 def concatenated(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
@@ -74,10 +67,7 @@ def concatenated(arrays: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     """
     if len(arrays) > 1:
         return np.concatenate(arrays, dtype=dtype, casting="same_kind")
-    array = arrays[0]
-    if array.dtype == dtype and array.flags.c_contiguous:
-        return array
-    return np.ascontiguousarray(array.astype(dtype, copy=False, casting="same_kind"))
+    return np.ascontiguousarray(arrays[0].astype(dtype, copy=False, casting="same_kind"))
 
 
 def of_rows(arrays: Sequence[Any], dtype: np.dtype[Any], lengths: Sequence[int]) -> Array:
@@ -98,8 +88,6 @@ def pieces(array: Array, dtype: np.dtype[Any], lengths: Sequence[int], *shape: i
     """
     if array.dtype != dtype or array.shape != (sum(lengths), *shape):
         raise ValueError(f"{array.dtype} of shape {array.shape} where {sum(lengths)} of {dtype} are expected")
-    if len(lengths) == 1:
-        return [array]
     if len({*lengths}) == 1:
         return list(array.reshape(len(lengths), lengths[0], *shape))
     return [array[end - length : end] for end, length in zip(itertools.accumulate(lengths), lengths, strict=True)]
@@ -217,9 +205,8 @@ class ReceivedPart:
         return msgspec.convert(fields, kind, dec_hook=self._next_array)
 
     def _next_array(self, _: object, fields: Any) -> Array:
-        header = msgspec.convert(fields, ArrayHeader)
-        kind, shape = header.kind, header.shape
-        if len(kind) > MAX_KIND or len(shape) > MAX_DIMENSIONS:  # numpy would spend seconds on a long one
+        kind, shape = msgspec.convert(fields, tuple[str, tuple[int, ...]])
+        if max(len(kind), len(shape)) > MAX_DIMENSIONS:
             raise ValueError(f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters")
         dtype = np.dtype(kind)
         count, left = math.prod(shape), len(self.payload) - self._taken

@@ -1,12 +1,10 @@
 """Rows and their outcomes as parts of frames: ``PoolingRequest``s to an engine process, outputs and errors back."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from msgspec.structs import replace
 
 from trio_pool_serve import errors
 from trio_pool_serve.engine.remote.frames import (
@@ -46,15 +44,13 @@ def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableErr
     """Yield frames with all rows, in order. ``failed(number, error)`` is called for each row that cannot be sent."""
 
     def refuse(_: Frame, number: int, error: Exception) -> None:
-        refused = UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}")
-        refused.__cause__ = error
-        failed(number, refused)
+        failed(number, UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}"))
 
     return frames_of(_alike([*rows]), _rows_of, refuse, halves)
 
 
 def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
-    """Yield groups of neighbours that may be one part."""
+    """Return groups of neighbours that may be one part."""
     params = {id(request.params): request.params for _, request in rows}
     encoded = {key: _encoded(each) for key, each in params.items()}
     """Params are compared by these bytes: their own comparison may do anything."""
@@ -62,12 +58,10 @@ def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
     def in_common(row: NumberedRow) -> tuple[Any, ...]:
         number, request = row
         prompt, of_params = request.prompt, encoded[id(request.params)]
-        is_alone = of_params is None or _lone(prompt) is not None
-        alone = number if is_alone else None
+        alone = number if of_params is None or _lone(prompt) is not None else None
         return of_params, request.adapter, prompt.route, prompt.type_ids is None, prompt.kept is None, alone
 
-    for _, alike in itertools.groupby(rows, in_common):
-        yield [*alike]
+    return ([*alike] for _, alike in itertools.groupby(rows, in_common))
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
@@ -128,29 +122,31 @@ def read_rows(part: ReceivedPart, planned: int | None = None) -> list[PoolingReq
 
 
 def _prompts(rows: Rows) -> list[RenderedPrompt]:
-    lengths, none = rows.lengths, [None] * len(rows.lengths)
-    instruction_tokens, attended = [
-        column * len(lengths) if len(column) == 1 else column for column in (rows.instruction_tokens, rows.attended)
-    ]
-    _require_within(lengths, instruction_tokens, attended)
-    type_ids = none if rows.type_ids is None else pieces(rows.type_ids, INT32, lengths)
-    columns: list[Sequence[Any]] = [pieces(rows.token_ids, INT32, lengths), instruction_tokens, type_ids, attended]
-    if rows.kept is not None or rows.lone is not None:  # few rows have these
-        columns.append(none if rows.kept is None else pieces(rows.kept, BOOL, lengths))
-    if (lone := rows.lone) is not None:
+    lengths, lone = rows.lengths, rows.lone or LonePrompt(None, None, None)
+    none = [None] * len(lengths)
+    if rows.lone is not None:
         _require_alone(lone, lengths)
-        columns += [lone.images], [lone.embeds], [lone.chunks]
-    prompts = [*itertools.starmap(RenderedPrompt, zip(*columns, strict=True))]
-    return [replace(prompt, route=rows.route) for prompt in prompts] if rows.route else prompts
+    columns = zip(
+        pieces(rows.token_ids, INT32, lengths),
+        _counts(rows.instruction_tokens, lengths),
+        none if rows.type_ids is None else pieces(rows.type_ids, INT32, lengths),
+        _counts(rows.attended, lengths),
+        none if rows.kept is None else pieces(rows.kept, BOOL, lengths),
+        *([value] * len(lengths) for value in (lone.images, lone.embeds, lone.chunks, rows.route)),
+        strict=True,
+    )
+    return [*itertools.starmap(RenderedPrompt, columns)]
 
 
-def _require_within(lengths: Sequence[int], *counts: Sequence[int | None]) -> None:
-    """Raise ``ValueError`` if a count exceeds the tokens of its row: on a GPU it would be an address."""
-    for column in counts:
-        if column.count(column[0]) == len(column) and not column[0]:  # nothing is said of any row
-            continue
-        if any(count is not None and not 0 <= count <= length for count, length in zip(column, lengths, strict=True)):
-            raise ValueError("a row has fewer tokens than announced")
+def _counts(column: Sequence[int | None], lengths: Sequence[int]) -> Sequence[int | None]:
+    """Return a count for each row of a ``_column``.
+
+    Raises ``ValueError`` if one exceeds the tokens of its row: on a GPU it would be an address.
+    """
+    limits = lengths if len(column) > 1 else [min(lengths)]
+    if any(count is not None and not 0 <= count <= most for count, most in zip(column, limits, strict=True)):
+        raise ValueError("a row has fewer tokens than announced")
+    return column if len(column) > 1 else [*column] * len(lengths)
 
 
 def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
@@ -159,13 +155,12 @@ def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
         raise ValueError("only a row that is sent alone may have these arrays")
     if lone.embeds is not None and (lone.embeds.ndim != 2 or len(lone.embeds) != lengths[0]):
         raise ValueError("the token embeddings are not one per token")
-    if (chunks := lone.chunks) is None:
-        return
-    if chunks.dtype != INT32 or chunks.ndim != 2 or chunks.shape[1] != 2 or not len(chunks):
-        raise ValueError("chunks are not pairs of numbers")
-    begins, ends = chunks.T
-    if begins.min() < 0 or ends.max() > lengths[0] or (begins >= ends).any():
-        raise ValueError("a row has fewer tokens than its chunks")
+    if (chunks := lone.chunks) is not None:
+        if chunks.dtype != INT32 or chunks.ndim != 2 or chunks.shape[1] != 2 or not len(chunks):
+            raise ValueError("chunks are not pairs of numbers")
+        begins, ends = chunks.T
+        if begins.min() < 0 or ends.max() > lengths[0] or (begins >= ends).any():
+            raise ValueError("a row has fewer tokens than its chunks")
 
 
 def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
@@ -207,15 +202,14 @@ def _divide(outcomes: Sequence[NumberedOutcome]) -> Sequence[Sequence[NumberedOu
     return [*kinds.values()] if len(kinds) > 1 else halves(outcomes)
 
 
-def _kind_of(outcome: NumberedOutcome) -> Any:
+def _kind_of(outcome: tuple[int, Any]) -> Any:
     number, output = outcome
-    if not isinstance(output, PoolingOutput):
-        return number
     try:
         shapes = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
-    except Exception:
+        kind = output.queue_s, output.forward_s, output.copy_s, *shapes
+    except Exception:  # an error, which has no values, or an output that cannot be sent
         return number
-    return output.queue_s, output.forward_s, output.copy_s, *shapes
+    return kind
 
 
 def _content_of(outcomes: Sequence[Any]) -> Outputs:
@@ -235,14 +229,13 @@ def _failure_of(error: Exception) -> Outputs:
 
 
 def _values_of(column: Sequence[Any]) -> Values:
-    first = column[0]
-    if isinstance(first, SparseVector):
+    if isinstance(column[0], SparseVector):
         lengths = [len(value.indices) for value in column]
         require_one_part(len(column), 2 * FLOAT32.itemsize * sum(lengths))
         indices = of_rows([value.indices for value in column], INT32, lengths)
         return Values(lengths, of_rows([value.values for value in column], FLOAT32, lengths), indices)
     lengths = [*map(len, column)]
-    require_one_part(len(column), FLOAT32.itemsize * sum(lengths) * math.prod(first.shape[1:]))
+    require_one_part(len(column), FLOAT32.itemsize * sum([value.size for value in column]))
     return Values(lengths, concatenated(column, FLOAT32))
 
 
