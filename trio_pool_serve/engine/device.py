@@ -179,7 +179,7 @@ class Device(ABC):
         """Note that batches are back, which were computed together."""
         for batch in batches:
             self.in_flight.remove(batch)
-        self.freed_at = time.perf_counter()
+            self.freed_at = time.perf_counter()
 
     def observe(self, batch: InFlightBatch) -> None:
         """Record how long a batch took on this device."""

@@ -210,7 +210,7 @@ class Simulation:
         ]
         engine = linked_engine(connectors)
         self._running[engine] = await self.nursery.start(self._run, engine)
-        while not all(device.told for device in engine.devices.links):  # noqa: ASYNC110  (it comes by a connection)
+        while not all(device.answers for device in engine.devices.links):  # noqa: ASYNC110  (it comes by a connection)
             await trio.sleep(0.001)
         return engine
 

@@ -226,7 +226,7 @@ async def telling(*replicas: Replica, shares: Sequence[float], stalled: Sequence
         async with trio.open_nursery() as nursery:
             for number, (replica, share) in enumerate(zip(replicas, shares, strict=True)):
                 nursery.start_soon(tell, replica, share, "a batch does not come back" if number in stalled else "")
-            await until(lambda: all(device.told is not None for device in engine.devices.links))
+            await until(lambda: all(device.answers is not None for device in engine.devices.links))
             yield engine
             nursery.cancel_scope.cancel()
 

@@ -92,7 +92,7 @@ async def test_an_engine_that_has_rows_and_answers_none_stalls_though_it_sends_h
         await until(lambda: device.waiting_rows)
         engine.devices.links[0].is_draining = False
         assert device.stall_reason == ""
-        device.stall_timeout_s, device._last_heard = 0.1, math.inf
+        device.stall_timeout_s, device._received_at = 0.1, math.inf
         await until(lambda: "has answered no rows" in device.stall_reason)
         await engine.submit_all([request(5)] * 20)
         assert sum(good.runner.rows) == 20
@@ -107,7 +107,7 @@ async def test_an_engine_that_leaves_twice_leaves_once(played):
         await until(lambda: device.waiting_rows)
         tasks = trio.lowlevel.current_statistics().tasks_living
         await stream.send_all(frame_of(Leaving()) * 1000 + frame_of(Answers([], [], 7)))
-        await until(lambda: device.told is not None and device.told.budget == 7)
+        await until(lambda: device.answers is not None and device.answers.budget == 7)
         assert trio.lowlevel.current_statistics().tasks_living <= tasks + 1
         nursery.cancel_scope.cancel()
 
@@ -254,7 +254,8 @@ async def test_answers_to_batches_and_rows_that_were_not_sent_change_nothing(mak
             answers = Answers([Part([3, 3, 2**63], 0, nothing)], [Done(8, 0.0), Done(8, 1e9)], computed, computed)
             hello = frame_of(HELLO) if engine.devices.links[0].hello is None else b""
             await stream.send_all(hello + frame_of(answers))
-            await until(lambda computed=computed: (told := engine.devices.links[0].told) and told.budget == computed)
+            (device,) = engine.devices.links
+            await until(lambda device=device, number=computed: device.answers and device.answers.budget == number)
         assert engine.devices.links[0].losses == 0
         assert engine.devices.links[0].passes.tokens_per_s == 0
         assert engine.queue.dispatcher.others_tokens == 5

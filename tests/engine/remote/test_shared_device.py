@@ -189,7 +189,7 @@ async def test_a_process_with_few_rows_beside_a_busy_one_knows_how_fast_the_devi
         for _ in range(6):
             await trio.sleep(0.5)
             await other.submit_all([row(ROW_TOKENS)] * 2)
-        share = other.devices.links[0].told.others_share
+        share = other.devices.links[0].answers.others_share
         assert other.queue.rates.shared[0] == pytest.approx(1e-4 * (1 + share), rel=0.3)
 
 
@@ -203,12 +203,12 @@ async def test_each_is_told_how_much_others_compute_while_its_rows_wait(clock):
                 work = EstimatedWork(tokens=tokens, client=Client(str(number)))
                 admitted.enter_context(engine.admit(work))
             await trio.sleep(HEARTBEAT_S / 10)
-            assert none.devices.links[0].told.others_share == 2
+            assert none.devices.links[0].answers.others_share == 2
             for engine in engines:
                 await engine.submit(row(5))
             await trio.sleep(HEARTBEAT_S)
             # A turn for each client, and meanwhile as much again may arrive as waits.
-            assert [engine.devices.links[0].told.others_share for engine in engines] == [0.5, 2, 3]
+            assert [engine.devices.links[0].answers.others_share for engine in engines] == [0.5, 2, 3]
 
 
 async def test_a_process_whose_rows_are_all_answered_has_no_share(clock):
@@ -218,7 +218,7 @@ async def test_a_process_whose_rows_are_all_answered_has_no_share(clock):
         with idle.admit(EstimatedWork(tokens=BATCH_TOKENS // 2)):
             for engine in (idle, busy):
                 await engine.submit(row(5))
-            assert busy.devices.links[0].told.others_share == 0
+            assert busy.devices.links[0].answers.others_share == 0
 
 
 async def test_each_is_told_what_is_computed_for_others(clock):
@@ -227,8 +227,8 @@ async def test_each_is_told_what_is_computed_for_others(clock):
         first, second = engines = [await simulation.add_process() for _ in range(2)]
         for engine, tokens in ((first, 2), (second, 3), (second, 1), (first, 1)):
             await engine.submit(row(tokens))
-        assert [engine.devices.links[0].told.computed_tokens for engine in engines] == [7, 6]
-        assert [engine.devices.links[0].told.others_small_requests for engine in engines] == [2, 1]
+        assert [engine.devices.links[0].answers.computed_tokens for engine in engines] == [7, 6]
+        assert [engine.devices.links[0].answers.others_small_requests for engine in engines] == [2, 1]
 
 
 @pytest.mark.parametrize("processes", [1, 4])

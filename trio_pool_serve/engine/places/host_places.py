@@ -257,7 +257,7 @@ class HostPlaces:
                     logger.exception("the link to the engine at %s failed", place.address)
                 await trio.sleep(LINK_PAUSE_S)
 
-    def _use(self, place: HostPlace, link: RemoteDevice, hello: Hello) -> ModelQueue:
+    def _use(self, place: HostPlace, hello: Hello) -> ModelQueue:
         """Return the queue of the model that a ready engine computes. Raises ``LinkRefusedError``."""
         ready = [(other, other.link.hello) for other in self.places.values() if other.link.hello is not None]
         for other, known in ready:
@@ -274,7 +274,7 @@ class HostPlaces:
                 if len(fingerprints) > 1:
                     listed = ", ".join(fingerprints)
                     logger.warning("the engines of %s compute with different fingerprints: %s", model, listed)
-                return self.workers[model].use(link, hello)
+                return self.workers[model].queue
         if hello.model in self.workers:
             raise LinkRefusedError(f"its files or settings for {hello.model} differ from this server's")
         raise LinkRefusedError(f"it computes {hello.model}, which this server does not serve")

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -76,8 +75,11 @@ class Connector:
 
     name: str
     """The engine's address, for logs."""
-    open_stream: Callable[[], Awaitable[trio.SocketStream]]
-    """Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open."""
+    open_stream: Callable[[], Awaitable[trio.SocketStream | None]]
+    """Returns ``None`` while there is no engine process, and is called again ``ADDRESS_CHECK_S`` later.
+
+    Raises one of ``FAILURES_TO_CONNECT``. Cancellation: at once; nothing is left open.
+    """
     keys: LinkKeys | None = None
     timeout_s: float = math.inf
     """Seconds of silence after which the connection counts as lost; infinite if the kernel reports a lost peer."""
@@ -87,8 +89,9 @@ class Connector:
     """The error message if the connection is lost."""
 
     async def connect(self) -> FramedStream[FromEngine]:
-        """Return a new connection. Raises and is cancelled as ``open_stream``."""
-        stream = await self.open_stream()
+        """Return a new connection, once there is an engine process. Raises and is cancelled as ``open_stream``."""
+        while (stream := await self.open_stream()) is None:  # noqa: ASYNC110  (a file cannot set an event)
+            await trio.sleep(ADDRESS_CHECK_S)
         if self.keys is None:
             return FramedStream(stream, FromEngine)
         try:
@@ -99,14 +102,13 @@ class Connector:
 
 
 def unix_connector(path: Path) -> Connector:
-    """Return a connector to an engine process of this machine. It waits until there is one."""
+    """Return a connector to an engine process of this machine."""
 
-    async def open_stream() -> trio.SocketStream:
-        while True:
-            if is_private(path.parent):
-                with suppress(ConnectionRefusedError, FileNotFoundError):
-                    return await trio.open_unix_socket(path)
-            await trio.sleep(ADDRESS_CHECK_S)
+    async def open_stream() -> trio.SocketStream | None:
+        if is_private(path.parent):
+            with suppress(ConnectionRefusedError, FileNotFoundError):
+                return await trio.open_unix_socket(path)
+        return None
 
     return Connector(path.name, open_stream)
 
@@ -114,16 +116,13 @@ def unix_connector(path: Path) -> Connector:
 def file_connector(path: Path, keys: LinkKeys) -> Connector:
     """Return a connector to an engine process that Ray has placed, whose address is in a file.
 
-    Each restart changes the address. While there is no file, there is no engine process, and it waits for one.
+    Each restart changes the address. While there is no file, there is no engine process.
     """
 
-    async def open_stream() -> trio.SocketStream:
-        while True:
-            with suppress(FileNotFoundError, ValueError):
-                address = HostAddress.parse(path.read_text())  # noqa: ASYNC240  (in memory)
-                break
-            await trio.sleep(ADDRESS_CHECK_S)
-        return await _open_tcp_stream(address)
+    async def open_stream() -> trio.SocketStream | None:
+        with suppress(FileNotFoundError, ValueError):
+            return await _open_tcp_stream(HostAddress.parse(path.read_text()))  # noqa: ASYNC240  (in memory)
+        return None
 
     return Connector(path.name, open_stream, keys, LINK_TIMEOUT_S, pauses_s=(0.1, 0.2, 0.5))
 
@@ -132,7 +131,7 @@ def host_connector(address: HostAddress, keys: LinkKeys, timeout_s: float = LINK
     """Return a connector to an engine on a host."""
     return Connector(
         str(address),
-        partial(_open_tcp_stream, address),
+        lambda: _open_tcp_stream(address),
         keys,
         timeout_s,
         pauses_s=(0.1, 0.2, 0.5, 1.0, 2.0),

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import trio
 from attrs import define, field
@@ -60,8 +59,10 @@ class DeviceServer:
     metrics: EngineMetrics
     scheduling: SchedulingConfig = field(factory=SchedulingConfig)
     zone: str = ""
-    about: Mapping[str, Any] = field(init=False, factory=dict)
+    about: Mapping[str, object] = field(init=False, factory=dict)
     """Further fields of ``Hello``, for engines that serve other machines."""
+    is_leaving: bool = field(init=False, default=False)
+    """Whether API processes must send no more rows, and disconnect once all of their rows are answered."""
     joiner: Joiner = field(init=False, factory=Joiner)
     worker: Worker = field(init=False)
     connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
@@ -113,9 +114,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 """Longest pause between two messages to an API process."""
 
-HEARTBEATS_IN_STALL_TIMEOUT = 4
-"""Least number of heartbeats within ``stall_timeout_s``."""
-
 
 @define(eq=False)
 class ApiConnection:
@@ -130,15 +128,14 @@ class ApiConnection:
     """Seconds of silence after which the API process counts as lost."""
     queue: QueueState = field(init=False, factory=QueueState)
     """The latest state of the API process's queue."""
-    _says_leaving: bool = field(default=False, init=False)
-    """Whether to tell the API process that this one is leaving."""
     batches: dict[int, SentBatch] = field(init=False, factory=dict)
     """Batches that are not answered, by number."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
     _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
     """Outcomes to send, of each pass together."""
     _done: list[Done] = field(init=False, factory=list)
-    _has_outcomes: trio.Event = field(init=False, factory=trio.Event)
+    wakes: trio.Event = field(init=False, factory=trio.Event)
+    """Set to send answers now, even if only the state of the device has changed."""
 
     async def serve(self) -> None:
         """Serve until the API process closes the connection. Cancellation: at once; its batches are withdrawn."""
@@ -149,16 +146,6 @@ class ApiConnection:
         finally:
             del self.server.connections[self]
             self._withdraw([*self._waiting])
-            await self.stream.aclose()
-
-    def leave(self) -> None:
-        """Ask the API process to send no more rows, and to disconnect once all of its rows are answered."""
-        self._says_leaving = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Send answers now, even if there are none."""
-        self._has_outcomes.set()
 
     async def _receive(self, _: trio.Nursery, message: ToEngine, payload: memoryview) -> None:
         match message:
@@ -182,25 +169,22 @@ class ApiConnection:
             if len(self.batches) >= self.server.most_batches:
                 raise ValueError(f"more than {self.server.most_batches} unanswered batches were sent")
             batch = self.batches[facts.number] = SentBatch(facts, self._settled)
-        elif not batch.arriving:
-            raise ValueError("a batch has the number of an unanswered batch")
         for part in received_parts(message.parts, payload):
             batch.arriving -= len(part.ids)
             if batch.arriving < 0:
                 raise ValueError("a batch has more rows than announced")
             self._read(part, batch)
             await trio.lowlevel.checkpoint()
-        if not batch.arriving:
+        if message.parts and not batch.arriving:
             self._note_queue(facts.queue)
             if batch.rows:
                 self.server.joiner.put_nowait(batch)
 
     def _note_queue(self, queue: QueueState) -> None:
-        has_grown = queue.tokens > 2 * max(self.queue.tokens, self.server.budget)
-        self.queue = queue
-        if has_grown:
+        if queue.tokens > 2 * max(self.queue.tokens, self.server.budget):
             for each in self._others:  # their share of the device is smaller now
-                each.wake()
+                each.wakes.set()
+        self.queue = queue
 
     def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
         facts = batch.facts
@@ -217,22 +201,17 @@ class ApiConnection:
             batch.rows[entry] = None
 
     def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
-        outcomes: list[NumberedOutcome] = []
         for entry in entries:
-            if self._waiting.get(entry.number) is entry:  # not withdrawn after its launch
-                del self._waiting[entry.number]
-                outcome = entry.output or entry.error
-                assert outcome is not None  # noqa: S101  (it is settled)
-                outcomes.append((entry.number, outcome))
-        self._finish(batch, outcomes)
+            self._waiting.pop(entry.number, None)
+        wanted = [entry for entry in entries if not entry.is_abandoned]
+        self._finish(batch, [(entry.number, outcome) for entry in wanted if (outcome := entry.output or entry.error)])
 
     def _finish(self, batch: SentBatch, outcomes: list[NumberedOutcome]) -> None:
-        if outcomes:
-            self._outcomes.append(outcomes)
+        self._outcomes.append(outcomes)
         if not batch.left:
             del self.batches[batch.facts.number]
             self._done.append(Done(batch.facts.number, batch.device_s))
-        self._has_outcomes.set()
+        self.wakes.set()
 
     @property
     def _others(self) -> Sequence["ApiConnection"]:
@@ -258,21 +237,16 @@ class ApiConnection:
         If an engine process is silent, its event loop does not run, and the API process sends rows elsewhere.
         """
         server = self.server
-        heartbeat_s = min(
-            HEARTBEAT_S,
-            server.worker.config.stall_timeout_s / HEARTBEATS_IN_STALL_TIMEOUT,
-            self.timeout_s / HEARTBEATS_IN_TIMEOUT,
-        )
+        timeout_s = min(server.worker.config.stall_timeout_s, self.timeout_s)
+        heartbeat_s = min(HEARTBEAT_S, timeout_s / HEARTBEATS_IN_TIMEOUT)
         await self.stream.send(server.hello())
         while True:
             with trio.move_on_after(heartbeat_s):
-                await self._has_outcomes.wait()
-            self._has_outcomes = trio.Event()
-            if self._says_leaving:
-                self._says_leaving = False
+                await self.wakes.wait()
+            self.wakes = trio.Event()
+            if server.is_leaving:  # sent again and again until the end; the API process heeds the first
                 await self.stream.send(Leaving())
-            outcomes, self._outcomes = self._outcomes, []
-            done, self._done = self._done, []
+            outcomes, done, self._outcomes, self._done = self._outcomes, self._done, [], []
             frames = [*answer_frames(outcomes)] or [Frame()]
             for frame in frames:
                 answers = Answers(
@@ -306,9 +280,9 @@ class EngineListener:
     """Connections that were refused."""
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
     """The host at the other end of each greeting, in order of arrival."""
-    _is_leaving: bool = field(default=False, init=False)
     _logged_at: float = field(default=-math.inf, init=False)
-    _logged: int = field(default=0, init=False)
+    _unlogged: int = field(default=0, init=False)
+    """Refusals since the latest log line."""
 
     async def serve_until(
         self, leaving: trio.Event, listeners: list[trio.SocketListener], drain_timeout_s: float = math.inf
@@ -325,9 +299,9 @@ class EngineListener:
                     )
                     await leaving.wait()
                     listening.cancel_scope.cancel(reason="the process is to end")
-                self._is_leaving = True
+                self.server.is_leaving = True
                 for connection in self.server.connections:
-                    connection.leave()
+                    connection.wakes.set()
                 limit.deadline = trio.current_time() + drain_timeout_s
         if limit.cancelled_caught:
             logger.warning("exiting with %d rows unfinished", self.server.worker.statistics().queued_rows)
@@ -343,12 +317,9 @@ class EngineListener:
                 return
             except trio.BrokenResourceError:
                 return  # a probe of the port, or too many
-            connection = ApiConnection(self.server, *greeted)
             logger.info("an API process at %s connected", peer)
-            if self._is_leaving:
-                connection.leave()
             try:
-                await connection.serve()
+                await ApiConnection(self.server, *greeted).serve()
             finally:
                 logger.info("an API process at %s disconnected", peer)
 
@@ -368,11 +339,12 @@ class EngineListener:
 
     def _log_refused(self, peer: str, error: LinkRefusedError) -> None:
         self.refused += 1
-        now = trio.current_time()
-        if now - self._logged_at >= LOG_INTERVAL_S:
-            since = self.refused - self._logged
-            logger.warning("refused a connection from %s: %s (%d since the last such line)", peer, error, since)
-            self._logged_at, self._logged = now, self.refused
+        self._unlogged += 1
+        if (now := trio.current_time()) - self._logged_at >= LOG_INTERVAL_S:
+            logger.warning(
+                "refused a connection from %s: %s (%d since the last such line)", peer, error, self._unlogged
+            )
+            self._logged_at, self._unlogged = now, 0
 
 
 def _peer_of(stream: trio.SocketStream) -> str:

@@ -9,7 +9,6 @@ The proofs show who is at the other end. What is sent afterwards is neither encr
 packets between two machines can change rows. Run links on a private network or through an encrypted tunnel.
 """
 
-import hashlib
 import hmac
 import logging
 import os
@@ -51,7 +50,7 @@ async def run_link(
 
     Returns why it was refused (silence is a reason, too), or an empty string. ``receive`` is called with each message;
     it may start tasks in the nursery of the ``tasks``, and raise ``LinkRefusedError``. Other exceptions also end the
-    link, and are logged. Cancellation: at once.
+    link, and are logged. At the end, the connection is closed. Cancellation: at once.
     """
     refusal = ""
 
@@ -70,7 +69,10 @@ async def run_link(
     except* LinkRefusedError as refusals:
         refusal = str(refusals.exceptions[0])
     except* Exception:
+        # One peer's nonsense must not end the process, or the links to others.
         logger.exception("the link to an %s failed", other_end)
+    finally:
+        await stream.aclose()
     return refusal
 
 
@@ -131,7 +133,7 @@ def proof(key: bytes, end: str, transcript: bytes) -> bytes:
 
     Including the end prevents a proof from being reflected as the other end's.
     """
-    return hmac.digest(key, end.encode() + b"\0" + transcript, hashlib.sha256)
+    return hmac.digest(key, end.encode() + b"\0" + transcript, "sha256")
 
 
 def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: bytes) -> bytes:
@@ -219,11 +221,10 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
     nonce = os.urandom(NONCE_BYTES)
     with _limited("the engine"):
         await framed.send(Greeting(MAGIC, WIRE_VERSION, trio_pool_serve.__version__, nonce, timeout_s))
-        challenge = await _receive(framed, Challenge)
-        _require_version(challenge.wire_version, challenge.software, "engine")
+        challenge = await _receive(framed, Challenge, "engine")
         transcript = nonce + challenge.nonce
         await framed.send(Proof(proof(keys[0], "api", transcript)))
-        shown = await _receive(framed, Proof)
+        shown = await _receive(framed, Proof, "engine")
     key_of_proof(keys, "engine", transcript, shown.proof)
     limit_waiting(stream, timeout_s)
     return framed.continued(FromEngine)
@@ -238,12 +239,11 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
     framed = _greeting_stream(stream)
     try:
         with _limited("the other end"):
-            greeting = await _receive(framed, Greeting)
-            _require_version(greeting.wire_version, greeting.software, "API process")
+            greeting = await _receive(framed, Greeting, "API process")
             nonce = os.urandom(NONCE_BYTES)
             await framed.send(Challenge(WIRE_VERSION, trio_pool_serve.__version__, nonce))
             transcript = greeting.nonce + nonce
-            shown = await _receive(framed, Proof)
+            shown = await _receive(framed, Proof, "API process")
             key = key_of_proof(keys, "api", transcript, shown.proof)
             await framed.send(Proof(proof(key, "engine", transcript)))
     except LinkRefusedError as error:
@@ -272,7 +272,8 @@ def _limited(who: str) -> Iterator[None]:
         raise LinkRefusedError(f"{who} did not finish its greeting within {GREETING_TIMEOUT_S:g} s")
 
 
-async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message]) -> Message:
+async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message], other_end: str) -> Message:
+    """Return the next message, which is a ``kind``. Raises ``LinkRefusedError``, also if the other end has refused."""
     received = await stream.receive()
     if received is None:
         if stream.invalid_frame:
@@ -283,12 +284,9 @@ async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message]) -> Me
         raise LinkRefusedError(in_one_line(message.reason))
     if not isinstance(message, kind):
         raise LinkRefusedError("a message of the greeting arrived out of order")
-    return message
-
-
-def _require_version(version: int, software: str, who: str) -> None:
-    if version != WIRE_VERSION:
+    if isinstance(message, Greeting | Challenge) and message.wire_version != WIRE_VERSION:
         raise LinkRefusedError(
-            f"the {who} runs version {in_one_line(software)} (wire version {version}), this process "
-            f"{trio_pool_serve.__version__} (wire version {WIRE_VERSION})"
+            f"the {other_end} runs version {in_one_line(message.software)} (wire version {message.wire_version}), "
+            f"this process {trio_pool_serve.__version__} (wire version {WIRE_VERSION})"
         )
+    return message

@@ -4,9 +4,7 @@ import itertools
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar
 
 import trio
 from attrs import define, field
@@ -35,7 +33,7 @@ from trio_pool_serve.engine.remote.wire import (
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.types import PoolingOutput
+from trio_pool_serve.types import PoolingOutput, RunnerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -51,80 +49,83 @@ class RemoteDevice(Device):
     ``LinkRefusedError``.
     """
 
-    computes_ahead: ClassVar[bool] = True
+    computes_ahead = True
     connector: Connector
-    on_ready: Callable[["RemoteDevice", Hello], ModelQueue]
+    on_ready: Callable[[Hello], ModelQueue]
     stall_timeout_s: float = math.inf
     """A device server that is silent, or answers none of its rows, for longer counts as stalled."""
     silence_timeout_s: float = math.inf
     """A ready device server that is silent for longer is disconnected: it is stopped, or stuck in the kernel."""
     hello: Hello | None = field(default=None, init=False)
-    """Its first message; ``None`` while it is not ready."""
+    """The first message of the connection; ``None`` while there is no ready device server."""
+    facts: RunnerFacts = field(init=False)
+    """The facts in the latest ``hello``."""
     queue: ModelQueue = field(init=False)
-    """The queue of the model that it computes, since it was ready for the first time."""
+    """The queue of the model that the device server computes, since it was ready for the first time."""
     is_draining: bool = field(default=False, init=False)
-    """Whether an operator wants it to get no more rows."""
+    """Whether an operator wants the device server to get no more rows."""
     failure: str = field(default="", init=False)
     """Why there is no connection; empty once there is one."""
     losses: int = field(default=0, init=False)
     """Number of connections to a ready device server that have ended."""
-    told: Answers | None = field(default=None, init=False)
-    """Its latest message."""
+    answers: Answers | None = field(default=None, init=False)
+    """The latest answers of the connection."""
     _stream: FramedStream[FromEngine] = field(init=False)
     """The stream of the latest connection."""
-    _said_tokens: int = field(default=0, init=False)
-    """Tokens of admitted requests, as last told to the device server."""
-    _says_admitted: bool = field(default=False, init=False)
+    _sent_tokens: int = field(default=0, init=False)
+    """Tokens of admitted requests in the latest ``QueueState`` that was sent."""
     _is_leaving: bool = field(default=False, init=False)
-    """Whether the device server is draining by itself."""
-    _last_heard: float = field(default=0.0, init=False)
+    """Whether the device server has announced that it is draining."""
+    _received_at: float = field(default=math.inf, init=False)
+    """When the latest message was received; infinite while there is no connection."""
     _answered_at: float = field(default=0.0, init=False)
-    """When a row was last answered, or sent while only planned batches were in flight."""
+    """When the latest answer to a row was received."""
     _numbers: Iterator[int] = field(init=False, factory=itertools.count)
     """Numbers of rows; a batch has the number of its first row."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
-    """Rows that were sent, or will be, and are not settled, by number."""
-    _unsent: deque[InFlightBatch] = field(init=False, factory=deque)
+    """By number: launched rows that are neither settled nor withdrawn, whether they have been sent or not."""
+    _unsent: list[InFlightBatch] = field(init=False, factory=list)
+    """Launched batches that are still to be sent, in order."""
     _withdrawn: list[int] = field(init=False, factory=list)
+    """Numbers of withdrawn rows that are still to be sent."""
     _has_work: trio.Event = field(init=False, factory=trio.Event)
 
     @property
     def waiting_rows(self) -> int:
-        """Number of its rows that are not settled."""
+        """Number of launched rows that are not settled."""
         return len(self._waiting)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of these rows."""
+        """Tokens of launched rows that are not settled."""
         return sum(entry.tokens for entry in self._waiting.values())
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it is ready and not draining."""
+        """Whether the device server is ready and not draining."""
         return self.hello is not None and not self._is_leaving and not self.is_draining
 
     @property
     def stall_reason(self) -> str:
-        """Why it does not answer although it is ready; empty if it answers."""
-        if self.hello is None:
-            return ""
+        """Why a ready device server does not answer; empty if it answers, or if there is none."""
         now = time.perf_counter()
-        if (silent_s := now - self._last_heard) > self.stall_timeout_s:
+        # Background work may take any time while other programs keep the cores busy.
+        due = [batch.launched for batch in self.in_flight if not batch.is_planned]
+        if (silent_s := now - self._received_at) > self.stall_timeout_s:
             return f"the engine process has been silent for {silent_s:.0f} s"
-        if self.told is not None and self.told.stall_reason:
-            return self.told.stall_reason
-        unanswered_s = now - self._answered_at
-        if unanswered_s > self.stall_timeout_s and not all(each.is_planned for each in self.in_flight):
+        if self.answers is not None and self.answers.stall_reason:
+            return self.answers.stall_reason
+        if due and (unanswered_s := now - max(self._answered_at, due[0])) > self.stall_timeout_s:
             return f"the engine process has answered no rows for {unanswered_s:.0f} s"
         return ""
 
     @property
-    def is_available(self) -> bool:  # noqa: D102  (before the last one leaves, it computes the waiting rows)
-        return self.hello is not None and (self.takes_rows or self._is_last) and not self.stall_reason
+    def is_available(self) -> bool:  # noqa: D102
+        return (self.takes_rows or self._is_last) and not self.stall_reason
 
     @property
     def _is_last(self) -> bool:
-        """Whether no device takes new rows, so that waiting rows depend on this one."""
+        """Whether no device takes new rows, so that the rows of requests admitted before depend on this one."""
         return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.queue.dispatcher.devices)
 
     @property
@@ -132,38 +133,40 @@ class RemoteDevice(Device):
         return CREDITS * self.launches - sum([not each.is_planned for each in self.in_flight])
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
-        assert self.hello is not None  # noqa: S101  (it is available)
-        most = self.hello.planned_launches or (0 if others_wait else self.hello.launches)
+        most = self.facts.background_launches or (0 if others_wait else self.launches)
         return most - sum([each.is_planned for each in self.in_flight])
 
     @property
+    def budget(self) -> int:
+        """The token budget of a batch, which the device server halves if it runs out of memory."""
+        return self.facts.max_batch_tokens if self.answers is None else self.answers.budget
+
+    @property
     def limits(self) -> BatchLimits:  # noqa: D102
-        assert self.hello is not None  # noqa: S101  (it has room)
-        budget = self.hello.max_batch_tokens if self.told is None else self.told.budget
-        return BatchLimits(budget, self.short_batch.tokens, self.hello.pads)
+        return BatchLimits(self.budget, self.short_batch.tokens, self.facts.pads)
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
         for entry in batch.entries:
             entry.holder, entry.number = self, next(self._numbers)
             self._waiting[entry.number] = entry
-        if all(each.is_planned for each in self.in_flight[:-1]):
-            self._answered_at = time.perf_counter()
         self._unsent.append(batch)
         self._has_work.set()
         await trio.lowlevel.checkpoint()
         return False
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """Stop waiting for a row: unless it is launched already, it is not computed."""
-        if self._waiting.get(entry.number) is entry:
-            del self._waiting[entry.number]
+        """Stop waiting for a row: the device server does not compute it, unless it is launched there."""
+        if self._waiting.pop(entry.number, None) is not None:
             self._withdrawn.append(entry.number)
             self._has_work.set()
 
-    def say_admitted(self) -> None:
-        """Tell the device server now what this process has admitted, instead of with the next batch."""
-        self._says_admitted = True
-        self._has_work.set()
+    def note_admitted(self, tokens: int) -> None:
+        """Send the state of the queue if the tokens of admitted requests have doubled since it was sent.
+
+        It comes with each batch, too, but in a flood no credit returns soon.
+        """
+        if tokens > 2 * max(self._sent_tokens, self.budget):
+            self._has_work.set()
 
     async def run(self) -> None:
         """Connect, send and receive, forever; reconnect if the engine process dies or the connection fails.
@@ -175,24 +178,19 @@ class RemoteDevice(Device):
             began = math.inf
             try:
                 self._stream = await self.connector.connect()
-            except FAILURES_TO_CONNECT as error:
-                self._fail(str(error) or type(error).__name__)
-            else:
                 began = trio.current_time()
-                try:
-                    self._fail(await run_link(self._stream, self.connector.timeout_s, "engine process", self._receive))
-                finally:
-                    self._lose()
-                    await self._stream.aclose()
+                failure = await run_link(self._stream, self.connector.timeout_s, "engine process", self._receive)
+            except FAILURES_TO_CONNECT as error:
+                failure = str(error) or type(error).__name__
+            finally:
+                self._lose()
+            if failure and failure != self.failure:  # logged once, not at each attempt
+                logger.warning("no connection to the engine process at %s: %s", self.connector.name, failure)
+                self.failure = failure
             await trio.sleep(backoff.next_pause_s(trio.current_time() - began))
 
-    def _fail(self, why: str) -> None:
-        if why and why != self.failure:  # logged once, not at each attempt
-            logger.warning("no connection to the engine process at %s: %s", self.connector.name, why)
-            self.failure = why
-
     async def _receive(self, nursery: trio.Nursery, message: FromEngine, payload: memoryview) -> None:
-        self._last_heard = time.perf_counter()
+        self._received_at = time.perf_counter()
         match message:
             case Hello():
                 self._begin(message)
@@ -208,13 +206,14 @@ class RemoteDevice(Device):
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
         if self.hello is not None:
             raise LinkRefusedError("it sent its description twice")
-        self.queue = self.on_ready(self, hello)
+        self.queue = self.on_ready(hello)
         logger.info("connected to the engine process at %s", self.connector.name)
-        self.hello, self.zone, self.launches, self.failure = hello, hello.zone, hello.launches, ""
+        self.hello, self.facts, self.zone, self.launches = hello, hello.facts, hello.zone, hello.launches
+        self.failure = ""
         self.queue.dispatcher.add(self)
 
     async def _leave(self, connection: trio.CancelScope) -> None:
-        """End the connection once the device server has no rows of this process, and none depend on it."""
+        """End the connection once the device server has no rows of this process, and no waiting rows depend on it."""
         dispatcher = self.queue.dispatcher
         while self.in_flight or (self._is_last and dispatcher.has_waiting):
             await dispatcher.room.park()
@@ -222,26 +221,29 @@ class RemoteDevice(Device):
 
     def _lose(self) -> None:
         """Forget the state of the device server; queue its unsent rows again, and treat the others as lost."""
-        was_ready, self.hello, self.told, self._is_leaving = self.hello is not None, None, None, False
-        lost, unsent = [batch for batch in self.in_flight if batch not in self._unsent], [*self._unsent]
-        for held in (self.in_flight, self._unsent, self._withdrawn, self._waiting):
-            held.clear()
-        if was_ready:
+        if self.hello is not None:
             self.losses += 1
             logger.info("the connection to the engine process at %s ended", self.connector.name)
-            self.queue.dispatcher.lose(self, lost, unsent, EngineProcessDiedError(self.connector.loss))
+            sent = [batch for batch in self.in_flight if batch not in self._unsent]
+            self.queue.dispatcher.lose(self, sent, self._unsent, EngineProcessDiedError(self.connector.loss))
+        self.hello, self.answers, self._is_leaving, self._received_at = None, None, False, math.inf
+        for held in (self.in_flight, self._unsent, self._withdrawn, self._waiting):
+            held.clear()
 
     async def _send(self) -> None:
-        """Send batches and withdrawals, forever; if there are none and silence counts, send heartbeats."""
+        """Send batches, withdrawals and the state of the queue, forever; heartbeats, if silence ends the link.
+
+        A batch that is being sent counts as sent: if the connection ends, the device server may have computed it.
+        """
         heartbeat_s = min(self.connector.timeout_s, self.silence_timeout_s) / HEARTBEATS_IN_TIMEOUT
         while True:
             with trio.move_on_after(heartbeat_s):
                 await self._has_work.wait()
             self._has_work = trio.Event()
-            if self._says_admitted or not (self._unsent or self._withdrawn):
+            if not self._unsent:  # a batch comes with the state of the queue
                 await self._stream.send(Heartbeat(self._queue_state()))
             while self._unsent:
-                await self._send_batch(self._unsent.popleft())
+                await self._send_batch(self._unsent.pop(0))
             withdrawn, self._withdrawn = self._withdrawn, []
             for begin in range(0, len(withdrawn), FULL_FRAME_ROWS):
                 await self._stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
@@ -278,9 +280,9 @@ class RemoteDevice(Device):
             await self._stream.send(Submit(frame.parts, facts), frame.buffers)
 
     def _queue_state(self) -> QueueState:
-        admission, scheduler = self.queue.admission, self.queue.scheduler
-        self._says_admitted, self._said_tokens = False, max(0, admission.tokens)
-        return QueueState(self._said_tokens, max(1, admission.clients), scheduler.small_requests)
+        admission = self.queue.admission
+        self._sent_tokens = max(0, admission.tokens)
+        return QueueState(self._sent_tokens, max(1, admission.clients), self.queue.scheduler.small_requests)
 
     def _fail_rows(self, numbers: Iterable[int], error: PoolServeError) -> None:
         for number in numbers:
@@ -288,41 +290,35 @@ class RemoteDevice(Device):
                 entry.fail(error)
 
     async def _deliver(self, message: Answers, payload: memoryview) -> None:
+        """Free the room of batches that are done, then settle the rows that are answered."""
         device_s = {done.batch: done.device_s for done in message.done}
         done = [batch for batch in self.in_flight if batch.entries[0].number in device_s]
-        before, self.told = self.told, message
-        dispatcher = self.queue.dispatcher
-        if before is not None:
-            own = sum([batch.batch.tokens for batch in done])
-            dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own
-            self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
-        self._note_rates()
         for batch in done:
             batch.device_s = 0.0 if batch.is_planned else device_s[batch.entries[0].number]
-        if done:
-            dispatcher.free(self, *done)  # the next ones can be taken before their rows are delivered
-        else:
-            dispatcher.note_room()  # it may not be stalled any more
-        outcomes: list[Outcome] = []
+        self._note_others(message, sum([batch.batch.tokens for batch in done]))
+        # Before rows are delivered, so that the next batches can be taken meanwhile. Also if none is done: the device
+        # server may have stalled until now.
+        self.queue.dispatcher.free(self, *done)
         if message.parts:
             self._answered_at = time.perf_counter()
-        for part in received_parts(message.parts, payload):
-            outcomes += self._outcomes_of(part)
+        outcomes = [each for part in received_parts(message.parts, payload) for each in self._outcomes_of(part)]
         with trio.CancelScope(shield=True):  # at most one frame of rows, which no longer belong to the connection
             await deliver(outcomes)
-        for batch in done:
-            self._fail_rows(
-                [entry.number for entry in batch.entries],
-                BatchFailedError("The engine process did not compute this input."),
-            )
-        if self._said_tokens > max(message.budget, 2 * self.queue.admission.tokens):
-            self.say_admitted()
+        self._fail_rows(
+            [entry.number for batch in done for entry in batch.entries],
+            BatchFailedError("The engine process did not compute this input."),
+        )
+        if self._sent_tokens > max(self.budget, 2 * self.queue.admission.tokens):
+            self._has_work.set()  # the share of other processes is larger now
 
-    def _note_rates(self) -> None:
-        """Note how fast the device servers compute for this process besides others."""
-        devices = self.queue.dispatcher.devices
-        told = [each.told for each in devices if isinstance(each, RemoteDevice) and each.is_available]
-        known = [each for each in told if each is not None]
+    def _note_others(self, message: Answers, own_tokens: int) -> None:
+        """Note how much the device servers compute for other processes, and how fast they are for this one besides."""
+        before, self.answers, dispatcher = self.answers, message, self.queue.dispatcher
+        if before is not None:  # the server counts from its start, which was before this connection
+            dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own_tokens
+            self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
+        links = [each for each in dispatcher.devices if isinstance(each, RemoteDevice) and each.is_available]
+        known = [each.answers for each in links if each.answers is not None]
         # The minimum: rows are computed by that device server, and another may have far more, or claim so.
         share = min([each.others_share for each in known], default=0.0)
         per_s = sum([1 / each.seconds_per_token for each in known if each.seconds_per_token])
@@ -335,10 +331,11 @@ class RemoteDevice(Device):
         except PoolServeError as error:
             self._fail_rows(part.ids, error)
             return
-        entries = [self._waiting.pop(number, None) for number in part.ids]
         forward_s, copy_s = outputs.forward_s, outputs.copy_s
+        # The clocks of two machines differ: the time of the launch follows from the arrival of the answer.
         launched = self._answered_at - forward_s - copy_s
-        for entry, values in zip(entries, rows, strict=True):
+        for number, values in zip(part.ids, rows, strict=True):
+            entry = self._waiting.pop(number, None)
             if entry is not None and len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process sent other outputs than requested."))
             elif entry is not None:
