@@ -52,3 +52,10 @@ def test_numbers_at_any_place_are_read_and_aligned(tmp_path: Path):
 def test_a_header_that_declares_numbers_that_are_not_there_is_refused(changes: dict[str, object], tmp_path: Path):
     with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read: .* or an incomplete download\."):
         read_tensors(write(tmp_path / "model.safetensors", **changes))
+
+
+def test_bytes_that_belong_to_no_tensor_are_refused_as_by_the_library(tmp_path: Path):
+    file = write(tmp_path / "model.safetensors")
+    file.write_bytes(file.read_bytes() + b"more")
+    with pytest.raises(ModelLoadError, match="its size is not that of its tensors"):
+        read_tensors(file)
