@@ -30,7 +30,7 @@ class QueueStatistics:
     """Seconds that all admitted work will take, at the measured rates; 0 before the first batch."""
 
     def gauges(self) -> dict[str, dict[str, float]]:
-        """Return what the engine's metrics have of it."""
+        """Return the values of the engine's metrics."""
         return {
             "engine": {
                 "queued_rows": self.queued_rows,
@@ -66,7 +66,7 @@ class EngineStatistics(QueueStatistics):
     """Resident memory of the model."""
 
     def gauges(self) -> dict[str, dict[str, float]]:
-        """Return what the engine's metrics have of it."""
+        """Return the values of the engine's metrics."""
         return {
             "engine": {
                 **super().gauges()["engine"],
@@ -92,7 +92,7 @@ class ModelMemory:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Add the growth of the process during the block, or of what it has allocated, if that has grown more.
+        """Add the growth of the process during the block, or of its allocated memory, if that has grown more.
 
         Memory that others allocate meanwhile counts too, as do libraries that are imported for the first time.
         """
@@ -107,7 +107,7 @@ class ModelMemory:
         self.device_bytes = max(0, self.device_bytes + _device_bytes() - device)
 
     def gauges(self) -> Gauges:
-        """Return what its metrics have."""
+        """Return the values of the model's metrics."""
         return {"model_memory_bytes": {"resident": self.resident_bytes, "device": self.device_bytes}}
 
 

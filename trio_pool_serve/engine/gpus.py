@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -78,14 +77,14 @@ async def find_gpus(
     """Return the GPUs for ``--device`` among those that ``CUDA_VISIBLE_DEVICES`` leaves visible.
 
     ``nvidia-smi -L`` lists the machine's GPUs and MIG devices; if that fails, the driver's folder does. Empty if the
-    device is the CPU, or if no GPU is found: torch then says what is wrong. Cancellation: ``nvidia-smi`` is killed.
+    device is the CPU, or if no GPU is found: torch then reports the reason. Cancellation: ``nvidia-smi`` is killed.
     """
     if not has_gpu(loading, environment=environment):
         return []
     gpus = parse_listing(await _run_nvidia_smi(environment, timeout_s))
     if not gpus:
         with trio.move_on_after(timeout_s) as limit:
-            gpus = await Offload().run("load", partial(read_driver_folder, driver_folder))
+            gpus = await Offload().run("load", lambda: read_driver_folder(driver_folder))
         if limit.cancelled_caught:
             logger.warning("the driver did not list its GPUs within %g s", timeout_s)
     visible = visible_among(gpus, environment.get("CUDA_VISIBLE_DEVICES"))

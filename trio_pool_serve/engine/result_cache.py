@@ -26,7 +26,7 @@ from trio_pool_serve.types import (
 )
 
 Key: TypeAlias = tuple[Hashable, bytes]
-"""A loaded model, and the digest of what it computes."""
+"""A loaded model, and the digest of a row's input and params."""
 
 ENTRY_BYTES = 512
 """Overhead counted for each entry: its key, its tuple, and its place in the dictionary."""
@@ -135,8 +135,7 @@ class ModelResults:
             outputs = [(missing[number], output) for number, output in outputs]
             rows_done(outputs)
             for index, output in outputs:
-                key = keys[index]
-                if key is not None and not self._is_cleared:
+                if (key := keys[index]) is not None and not self._is_cleared:
                     self.cache.put(key, output.values)
 
         if missing:

@@ -1,9 +1,8 @@
-"""The hosts of a server, and the places there: links to their engines, each of which joins the model it computes."""
+"""The hosts of a server, and their places: links to engines, each of which joins the model that it computes."""
 
 import logging
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +83,7 @@ class HostList:
                 nursery.start_soon(self._keep_resolving, host)
             for address in self._resolved.get(host, [host]):
                 found.setdefault(address, []).append(host)
-        return dict(islice(found.items(), MAX_HOSTS))
+        return dict([*found.items()][:MAX_HOSTS])
 
     async def _keep_resolving(self, host: HostAddress) -> None:
         """Resolve a name repeatedly while it is one of the hosts; if that fails, it keeps its addresses."""
@@ -155,7 +154,7 @@ class HostPlace:
 
     @property
     def state(self) -> Literal["connecting", "draining", "stalled", "ready"]:
-        """The state of the link. A host is never failed: nothing is known about what restarts it."""
+        """The state of the link. A host is never failed: this server does not restart its engine."""
         if self.link.hello is None:
             return "connecting"
         if not self.link.takes_rows:
@@ -312,6 +311,6 @@ class HostPlaces:
 
     def families(self) -> list[Family]:
         """Return the metrics of the links of this process."""
-        told = [place.described() | {"connected": place.link.hello is not None} for place in self.places.values()]
-        samples = [({"address": each["address"], "of": of}, each[of]) for each in told for of in GAUGES["link"].of]
+        links = [place.described() | {"connected": place.link.hello is not None} for place in self.places.values()]
+        samples = [({"address": each["address"], "of": of}, each[of]) for each in links for of in GAUGES["link"].of]
         return [gauge_family("link", samples)]

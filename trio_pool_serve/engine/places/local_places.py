@@ -23,7 +23,7 @@ CORES = "cores"
 
 @define(eq=False)
 class LocalPlaces(Supervisor):
-    """The engine processes of all models on this machine, each behind a Unix socket in a private folder.
+    """The engine processes of all models on this machine, each at a Unix socket in a private folder.
 
     They are spread over the ``gpus`` in turn: with fewer replicas than GPUs, the next model begins at the next GPU.
     Each process sees only its own GPU. Without ``gpus``, all have this process's environment and the configured device.
@@ -38,7 +38,7 @@ class LocalPlaces(Supervisor):
         return None, self.config.loading.device if has_gpu(self.config.loading) else "cpu"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """As ``Supervisor.run``; ``started`` at once. Cancellation: as there."""
+        """As ``Supervisor.run``; ``started`` at once. Cancellation: the processes exit, or are killed."""
         for gpu in self.gpus[: len(self.places)]:
             names = [place.replica.name for place in self.places if place.gpu == gpu]
             logger.info("%s: %s", gpu, "; ".join(names))

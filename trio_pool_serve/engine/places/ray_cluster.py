@@ -3,9 +3,9 @@
 Rows never travel by Ray. Ray is imported only where it is used, in a thread: the import takes seconds. ``ray.init``
 replaces the handler of SIGTERM if it is called in the main thread, and holds the interpreter lock for about a second.
 
-The threads are Trio's, not those of ``Offload``: the process does nothing else, so there is no event loop to keep fast
+The threads are Trio's, not ``Offload``'s: the process does nothing else, so there is no event loop to keep fast
 and no computing thread to give way to. Calls that end something use the default limiter, which has 40 tokens: a call
-that Ray does not answer is abandoned and keeps its token, which must not be one of those that place replicas.
+that Ray does not answer is abandoned and keeps its token, which must not be one of the tokens for placing replicas.
 """
 
 import logging
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -42,8 +42,6 @@ CLOSE_TIMEOUT_S = 5.0
 CONTROL_CALLS = 4
 """Threads for calls to Ray, except calls that end something; each is a message to the cluster's head."""
 
-Result = TypeVar("Result")
-
 
 class NodeLostError(EngineProcessDiedError):
     """The node of an actor no longer responds."""
@@ -51,10 +49,10 @@ class NodeLostError(EngineProcessDiedError):
 
 def error_of(error: BaseException) -> EngineProcessDiedError:
     """Convert an exception of Ray's."""
-    said = " ".join(str(error).split())[:500]
+    reason = " ".join(str(error).split())[:500]
     if isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.NodeDiedError):
-        return NodeLostError(f"The node of an engine process does not respond: {said}")
-    return EngineProcessDiedError(f"Ray failed: {said}")
+        return NodeLostError(f"The node of an engine process does not respond: {reason}")
+    return EngineProcessDiedError(f"Ray failed: {reason}")
 
 
 @define(eq=False)
@@ -64,7 +62,7 @@ class RayCluster:
     config: ProcessesConfig
     limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROL_CALLS))
 
-    async def in_thread(self, call: Callable[[], Result]) -> Result:
+    async def in_thread(self, call: Callable[[], Any]) -> Any:
         """Return the result of a short Ray call. Raises ``PoolServeError``. Cancellation: after the call."""
         try:
             return await trio.to_thread.run_sync(call, limiter=self.limiter)

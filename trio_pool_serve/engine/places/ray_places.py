@@ -39,7 +39,7 @@ AVOIDED_S = 60.0
 model could not be loaded on a node waits as long for resources on another."""
 
 WAITING_S = 10.0
-"""After this long without resources, the log says what a replica waits for."""
+"""After this long without resources, a warning shows the resources that a replica waits for."""
 
 
 @define(eq=False)
@@ -104,8 +104,9 @@ class ActorPlaces(Supervisor):
                 async with self._placed(place, life):
                     nursery.start_soon(self._follow, place, life)
                     # The node has no folder of this server's: neither its sockets nor its files.
-                    job = self._job_of(place, place.replica.device, key=self.key)
-                    how, failure = await self._cluster.call(life.actor.run, job)
+                    how, failure = await self._cluster.call(
+                        life.actor.run, self._job_of(place, place.replica.device, key=self.key)
+                    )
             except PoolServeError as error:
                 how = f"could not be placed: {error}" if life.actor is None else f"was lost: {error}"
                 if life.actor is not None and isinstance(error, NodeLostError):
@@ -215,9 +216,8 @@ class ActorPlaces(Supervisor):
 
     def snapshot(self) -> Snapshot:
         """Return the states of the places, and the snapshots of their engine processes."""
-        of_processes = [life.snapshot for life in self._lives.values() if life.snapshot is not None]
-        all_of_them = [super().snapshot(), *of_processes]
-        return Snapshot([family for each in all_of_them for family in each.families], merged_load(all_of_them))
+        snapshots = [super().snapshot(), *(life.snapshot for life in self._lives.values() if life.snapshot)]
+        return Snapshot([family for each in snapshots for family in each.families], merged_load(snapshots))
 
 
 MODULE = "trio_pool_serve.server.ray_process"

@@ -56,8 +56,11 @@ class ServerPlaces:
             self.supervisor = supervisor_of(self.config, self.loader, self.folder, self.gpus)
         hosts = self.config.hosts
         if hosts.engine_hosts and hosts.key_file is not None:
-            listed = HostList(hosts.engine_hosts, self.folder / "hosts.changes")
-            self.hosts = HostPlaces(listed, LinkKeys(hosts.key_file), self.config.scheduling)
+            self.hosts = HostPlaces(
+                HostList(hosts.engine_hosts, self.folder / "hosts.changes"),
+                LinkKeys(hosts.key_file),
+                self.config.scheduling,
+            )
 
     def make_engine(self, name: str, metrics: EngineMetrics) -> Engine:
         """Return the engine of the next model, in the order of the settings."""

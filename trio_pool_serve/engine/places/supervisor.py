@@ -1,4 +1,4 @@
-"""What keeps the engine processes at the places of a server alive, wherever they run, and the messages to them."""
+"""The places of a server's engine processes, their supervisor, which keeps them alive, and the messages to them."""
 
 import logging
 import math
@@ -72,7 +72,7 @@ class Leave(msgspec.Struct, tag=True, array_like=True):
 
 
 class LoadingStep(msgspec.Struct, tag=True, array_like=True):
-    """What an engine process does to load the model, to be shown."""
+    """The present step of an engine process that loads the model, to be displayed."""
 
     text: str
 
@@ -184,24 +184,19 @@ class Supervisor(ABC):
             await self._wait_wanted(place, is_wanted=True)
             place.state, place.ready_at = "loading", math.inf
             place.starts += 1
-            try:
-                how, failure = await self._live(place)
-                if not how:
-                    continue
-                if failure and not place.description:
-                    raise ModelLoadError(failure)  # noqa: TRY301  (as below)
+            how, failure = await self._live(place)
+            if failure and not place.description:
+                await self._fail(place, ModelLoadError(failure))
+            elif how:
                 ended = f"engine process of {place} {how}" + (f": {failure}" if failure else "")
                 pause_s = backoff.next_pause_s(max(0.0, trio.current_time() - place.ready_at))
                 if backoff.crashes_in_a_row > MAX_RESTARTS:
-                    often = f"was restarted {MAX_RESTARTS} times in a row: giving up."
-                    raise EngineDeadError(f"The {ended}. It {often}")  # noqa: TRY301  (as above)
-                place.state = "loading"
-                logger.error("the %s; the next one starts in %g s", ended, pause_s)
-            except (ModelLoadError, EngineDeadError) as error:
-                place.state, pause_s = "failed", RETRY_FAILED_S
-                self._require_others(place, error)
-                await self._leave(place)
-            await trio.sleep(pause_s)
+                    message = f"The {ended}. It was restarted {MAX_RESTARTS} times in a row: giving up."
+                    await self._fail(place, EngineDeadError(message))
+                else:
+                    place.state = "loading"
+                    logger.error("the %s; the next one starts in %g s", ended, pause_s)
+                    await trio.sleep(pause_s)
 
     @abstractmethod
     async def _live(self, place: Place) -> tuple[str, str]:
@@ -214,8 +209,12 @@ class Supervisor(ABC):
         while place.is_wanted is not is_wanted:
             await self._scaled.park()
 
-    def _require_others(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
-        """Raise the error if the last place of a model has failed, unless hosts may compute the model."""
+    async def _fail(self, failed: Place, error: ModelLoadError | EngineDeadError) -> None:
+        """Let a place rest, and raise the error if it is the last of its model, unless hosts may compute the model.
+
+        Cancellation: at once.
+        """
+        failed.state = "failed"
         of_model = [each for each in self.places if each.replica.model == failed.replica.model and each.is_wanted]
         left = [each for each in of_model if each.state != "failed"]
         if not left and not self.config.hosts.engine_hosts:
@@ -224,6 +223,8 @@ class Supervisor(ABC):
             raise error
         others = f"{len(left)} of {len(of_model)} replicas" + ("" if left else " and --engine-hosts")
         logger.error("%s failed, leaving %s; the next attempt is in %g s: %s", failed, others, RETRY_FAILED_S, error)
+        await self._leave(failed)
+        await trio.sleep(RETRY_FAILED_S)
 
     async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
         """Release the resources of a failed place. Cancellation: at once."""
