@@ -11,8 +11,8 @@ import trio
 from tests.models.model_families import FAMILIES, TEXTS, ServedModel, largest_difference, write_family
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.runner.computation import refuse_impossible
 from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.runner.padded_or_packed import refuse_impossible
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 
 TOLERANCE = 1e-5

@@ -17,10 +17,10 @@ from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
-from trio_pool_serve.runner.computation import choose_computation, refuse_impossible
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
+from trio_pool_serve.runner.padded_or_packed import choose_computation, refuse_impossible
 from trio_pool_serve.runner.torch_device import resolve_device, resolve_dtype, use_device
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.telemetry.start_display import report_step
