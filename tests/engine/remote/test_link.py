@@ -14,7 +14,6 @@ from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, req
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote import device_server, link
 from trio_pool_serve.engine.remote.link import (
-    MAGIC,
     WIRE_VERSION,
     AnyGreeting,
     Challenge,
@@ -64,7 +63,13 @@ async def answers_to(stream: trio.SocketStream, data: bytes) -> bytes:
 
 
 def greeting_of(**changes: object) -> Greeting:
-    fields = {"magic": MAGIC, "wire_version": WIRE_VERSION, "software": "1", "nonce": NONCE, "timeout_s": 1.5}
+    fields = {
+        "magic": "trio_pool_serve engine link",
+        "wire_version": WIRE_VERSION,
+        "software": "1",
+        "nonce": NONCE,
+        "timeout_s": 1.5,
+    }
     return Greeting(**{**fields, **changes})
 
 

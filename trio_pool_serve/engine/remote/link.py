@@ -1,11 +1,11 @@
 """A link between an API process and an engine process: the greeting over TCP with its keys, heartbeats, and its end.
 
 API process → engine: ``Greeting``. Engine → API process: ``Challenge``. Then ``Proof`` from the API process, and
-``Proof`` from the engine. Either end may send ``Refusal`` instead of its message, and closes the connection. The frames
-are those of the link, but small, and all of them must arrive within ``GREETING_TIMEOUT_S``. Unix sockets have no
-greeting.
+``Proof`` from the engine. Either end may send ``Refusal`` instead of its message, and closes the connection. These
+messages are framed as those of the link, have a few hundred bytes, and all must arrive within ``GREETING_TIMEOUT_S``.
+Unix sockets have no greeting.
 
-The proofs show who is at the other end. What is sent afterwards is neither encrypted nor signed: anyone who can change
+The proofs show who is at the other end. Later messages are neither encrypted nor signed: anyone who can change
 packets between two machines can change rows. Run links on a private network or through an encrypted tunnel.
 """
 
@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import trio
@@ -57,6 +57,7 @@ async def run_link(
     async def receive_all() -> None:
         while (received := await stream.receive()) is not None:
             await receive(nursery, *received)
+        # The tasks would go on sending until the kernel notices that nobody reads.
         nursery.cancel_scope.cancel(reason=f"the {other_end} disconnected")
 
     try:
@@ -86,15 +87,12 @@ async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
     """
     received, sent = stream.received_bytes, stream.sent_bytes
     unheard = unread = 0
-    while True:
+    while max(unheard, unread) < TICKS:
         await trio.sleep(timeout_s / TICKS)
         unheard = 0 if stream.received_bytes != received else unheard + 1
         unread = 0 if stream.sent_bytes != sent else unread + 1
         received, sent = stream.received_bytes, stream.sent_bytes
-        if unheard >= TICKS:
-            raise LinkRefusedError(f"nothing was received for {timeout_s:g} s")
-        if unread >= TICKS:
-            raise LinkRefusedError(f"nothing could be sent for {timeout_s:g} s")
+    raise LinkRefusedError(f"nothing {'was received' if unheard >= TICKS else 'could be sent'} for {timeout_s:g} s")
 
 
 MIN_KEY_CHARACTERS = 32
@@ -116,6 +114,7 @@ class LinkKeys:
     def read(self) -> None:
         """Read the file. Blocks. Raises ``ValueError`` or ``OSError`` with a message for the user."""
         with self.path.open("rb") as file:
+            # Not all of it: a wrong path may name a device that never ends.
             lines = [line.strip() for line in file.read(MAX_FILE_BYTES).splitlines()]
         keys = [line for line in lines if line and not line.startswith(b"#")]
         if not keys:
@@ -148,8 +147,6 @@ def key_of_proof(keys: Sequence[bytes], end: str, transcript: bytes, shown: byte
 WIRE_VERSION = 9
 """Ends of different versions refuse each other. Raise it with every change of the messages, including params:
 ``tests/engine/remote/test_wire_version.py`` fails otherwise."""
-
-MAGIC: Final = "trio_pool_serve engine link"
 
 NONCE_BYTES = 32
 
@@ -217,10 +214,11 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
     Raises ``LinkRefusedError``, also if the engine does not answer within ``GREETING_TIMEOUT_S``, and
     ``trio.BrokenResourceError``. Cancellation: at once; the stream is unusable afterwards.
     """
-    framed = _greeting_stream(stream)
     nonce = os.urandom(NONCE_BYTES)
-    with _limited("the engine"):
-        await framed.send(Greeting(MAGIC, WIRE_VERSION, trio_pool_serve.__version__, nonce, timeout_s))
+    with _greeting_stream(stream, "the engine") as framed:
+        await framed.send(
+            Greeting("trio_pool_serve engine link", WIRE_VERSION, trio_pool_serve.__version__, nonce, timeout_s)
+        )
         challenge = await _receive(framed, Challenge, "engine")
         transcript = nonce + challenge.nonce
         await framed.send(Proof(proof(keys[0], "api", transcript)))
@@ -236,17 +234,19 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
     Raises ``LinkRefusedError``, after sending the reason, unless the other end is an API process of this version with a
     valid key. Raises ``trio.BrokenResourceError``. Cancellation: at once.
     """
-    framed = _greeting_stream(stream)
     try:
-        with _limited("the other end"):
+        with _greeting_stream(stream, "the other end") as framed:
             greeting = await _receive(framed, Greeting, "API process")
             nonce = os.urandom(NONCE_BYTES)
             await framed.send(Challenge(WIRE_VERSION, trio_pool_serve.__version__, nonce))
             transcript = greeting.nonce + nonce
             shown = await _receive(framed, Proof, "API process")
             key = key_of_proof(keys, "api", transcript, shown.proof)
+            # By the other end's key: while keys are changed, it may not have this end's first one yet. And after its
+            # proof: whoever has no key gets no proof to try keys against.
             await framed.send(Proof(proof(key, "engine", transcript)))
     except LinkRefusedError as error:
+        # The log of the other end says why, too. It may not read any more.
         with suppress(trio.BrokenResourceError), trio.move_on_after(GREETING_TIMEOUT_S):
             await framed.send(Refusal(str(error)[:300]))
         raise
@@ -259,34 +259,33 @@ def in_one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _greeting_stream(stream: trio.SocketStream) -> FramedStream[AnyGreeting]:
-    return FramedStream(stream, AnyGreeting, MAX_GREETING_BYTES, max_payload_bytes=0, logs_invalid_frames=False)
-
-
 @contextmanager
-def _limited(who: str) -> Iterator[None]:
-    """Raise ``LinkRefusedError`` if the block takes longer than ``GREETING_TIMEOUT_S``."""
+def _greeting_stream(stream: trio.SocketStream, who: str) -> Iterator[FramedStream[AnyGreeting]]:
+    """Return the stream of a greeting; raise ``LinkRefusedError`` after ``GREETING_TIMEOUT_S``."""
+    # A stranger may be at the other end: nothing is logged, and no memory is taken for more than a greeting.
+    framed = FramedStream[AnyGreeting](
+        stream, AnyGreeting, MAX_GREETING_BYTES, max_payload_bytes=0, logs_invalid_frames=False
+    )
     with trio.move_on_after(GREETING_TIMEOUT_S) as limit:
-        yield
+        yield framed
     if limit.cancelled_caught:
         raise LinkRefusedError(f"{who} did not finish its greeting within {GREETING_TIMEOUT_S:g} s")
 
 
 async def _receive(stream: FramedStream[AnyGreeting], kind: type[Message], other_end: str) -> Message:
     """Return the next message, which is a ``kind``. Raises ``LinkRefusedError``, also if the other end has refused."""
-    received = await stream.receive()
-    if received is None:
-        if stream.invalid_frame:
+    match await stream.receive():
+        case None if stream.invalid_frame:
             raise LinkRefusedError(f"the first message is not a greeting: {in_one_line(stream.invalid_frame)}")
-        raise trio.BrokenResourceError("the connection ended during the greeting")
-    message, _ = received
-    if isinstance(message, Refusal) and kind is not Greeting:
-        raise LinkRefusedError(in_one_line(message.reason))
-    if not isinstance(message, kind):
-        raise LinkRefusedError("a message of the greeting arrived out of order")
-    if isinstance(message, Greeting | Challenge) and message.wire_version != WIRE_VERSION:
-        raise LinkRefusedError(
-            f"the {other_end} runs version {in_one_line(message.software)} (wire version {message.wire_version}), "
-            f"this process {trio_pool_serve.__version__} (wire version {WIRE_VERSION})"
-        )
-    return message
+        case None:  # as after a probe of the port, which is nothing to log
+            raise trio.BrokenResourceError("the connection ended during the greeting")
+        case Refusal(reason), _ if kind is not Greeting:  # before a greeting, nothing was sent that can be refused
+            raise LinkRefusedError(in_one_line(reason))
+        case message, _ if isinstance(message, kind):
+            if isinstance(message, Greeting | Challenge) and message.wire_version != WIRE_VERSION:
+                raise LinkRefusedError(
+                    f"the {other_end} runs version {in_one_line(message.software)} (wire version "
+                    f"{message.wire_version}), this process {trio_pool_serve.__version__} (wire version {WIRE_VERSION})"
+                )
+            return message
+    raise LinkRefusedError("a message of the greeting arrived out of order")
