@@ -124,11 +124,13 @@ def frames_of(
     groups: Iterable[Sequence[tuple[int, T]]],
     content_of: Callable[[list[T]], Rows | Outputs],
     refuse: Callable[[Frame, int, Exception], None],
-    divide: Callable[[Sequence[tuple[int, T]]], Sequence[Sequence[tuple[int, T]]]],
+    kind_of: Callable[[tuple[int, T]], object] = lambda _: None,
 ) -> Iterator[Frame]:
-    """Yield frames with numbered rows or outcomes: each group in as few parts as possible, divided where necessary.
+    """Yield frames with numbered rows or outcomes: each group in as few parts as possible.
 
-    ``refuse`` is called with the number of an item that cannot be sent even alone, and with the error.
+    A group that cannot be one part is divided by ``kind_of`` its items, and in halves if all are of the same kind: one
+    of the items may be guilty, or there are too many. ``refuse`` is called with the number of an item that cannot be
+    sent even alone, and with the error.
     """
     frame = Frame()
     for group in groups:
@@ -139,7 +141,7 @@ def frames_of(
                 frame.add([number for number, _ in together], content_of([each for _, each in together]))
             except Exception as error:  # fields of params may be of any type, and heads may return anything
                 if len(together) > 1:
-                    left += reversed(divide(together))
+                    left += reversed(_divided(together, kind_of))
                 else:
                     refuse(frame, together[0][0], error)
             if frame.is_full:
@@ -149,10 +151,11 @@ def frames_of(
         yield frame
 
 
-def halves(group: Sequence[T]) -> Sequence[Sequence[T]]:
-    """Return both halves: one of the rows may be guilty, or there are too many."""
-    middle = len(group) // 2
-    return group[:middle], group[middle:]
+def _divided(group: Sequence[T], kind_of: Callable[[T], object]) -> Sequence[Sequence[T]]:
+    kinds, middle = dict[object, list[T]](), len(group) // 2
+    for item in group:
+        kinds.setdefault(kind_of(item), []).append(item)
+    return [*kinds.values()] if len(kinds) > 1 else [group[:middle], group[middle:]]
 
 
 def reason_of(error: Exception) -> str:
@@ -219,7 +222,5 @@ class ReceivedPart:
 
 def received_parts(parts: Sequence[Part], payload: memoryview) -> Iterator[ReceivedPart]:
     """Yield the parts of a frame."""
-    begin = 0
-    for part in parts:
-        yield ReceivedPart(part.content, payload[begin : begin + part.nbytes], part.ids)
-        begin += part.nbytes
+    for part, end in zip(parts, itertools.accumulate(part.nbytes for part in parts), strict=True):
+        yield ReceivedPart(part.content, payload[end - part.nbytes : end], part.ids)

@@ -16,7 +16,6 @@ from trio_pool_serve.engine.remote.frames import (
     concatenated,
     encode,
     frames_of,
-    halves,
     message_of,
     of_rows,
     pieces,
@@ -24,7 +23,6 @@ from trio_pool_serve.engine.remote.frames import (
     require_one_part,
 )
 from trio_pool_serve.engine.remote.wire import Failure, LonePrompt, Outputs, Rows, Values
-from trio_pool_serve.errors import BatchFailedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.framed_stream import Buffer, sendable
 from trio_pool_serve.types import (
     PooledValue,
@@ -40,13 +38,13 @@ T = TypeVar("T")
 NumberedRow: TypeAlias = tuple[int, PoolingRequest]
 
 
-def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, UnsendableError], None]) -> Iterator[Frame]:
+def row_frames(rows: Iterable[NumberedRow], failed: Callable[[int, errors.UnsendableError], None]) -> Iterator[Frame]:
     """Yield frames with all rows, in order. ``failed(number, error)`` is called for each row that cannot be sent."""
 
     def refuse(_: Frame, number: int, error: Exception) -> None:
-        failed(number, UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}"))
+        failed(number, errors.UnsendableError(f"An input cannot be sent to the engine process: {reason_of(error)}"))
 
-    return frames_of(_alike([*rows]), _rows_of, refuse, halves)
+    return frames_of(_alike([*rows]), _rows_of, refuse)
 
 
 def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
@@ -118,7 +116,7 @@ def read_rows(part: ReceivedPart, planned: int | None = None) -> list[PoolingReq
         params = tuple([_param(name, fields, part) for name, fields in rows.params])
         return [PoolingRequest(prompt, params, planned=planned, adapter=rows.adapter) for prompt in prompts]
     except Exception as error:  # constructors of params may raise anything
-        raise UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
+        raise errors.UnsendableError(f"The engine process cannot read an input: {reason_of(error)}") from error
 
 
 def _prompts(rows: Rows) -> list[RenderedPrompt]:
@@ -174,10 +172,10 @@ NumberedOutcome: TypeAlias = tuple[int, PoolingOutput | Exception]
 NOT_OF_AN_ENGINE = (errors.MethodNotAllowedError, errors.MissingFieldError, errors.OverloadedError)
 """Errors whose constructors do not take a message alone."""
 
-FAILURES: Mapping[str, type[PoolServeError]] = {
+FAILURES: Mapping[str, type[errors.PoolServeError]] = {
     name: kind
     for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, PoolServeError) and kind not in NOT_OF_AN_ENGINE
+    if isinstance(kind, type) and issubclass(kind, errors.PoolServeError) and kind not in NOT_OF_AN_ENGINE
 }
 """Error classes by the name that is sent. Any other error arrives as ``BatchFailedError``."""
 
@@ -189,20 +187,14 @@ def answer_frames(batches: Iterable[Sequence[NumberedOutcome]]) -> Iterator[Fram
     """
 
     def refuse(frame: Frame, number: int, error: Exception) -> None:
-        frame.add([number], _failure_of(UnsendableError(f"The model's output cannot be sent: {reason_of(error)}")))
+        frame.add(
+            [number], _failure_of(errors.UnsendableError(f"The model's output cannot be sent: {reason_of(error)}"))
+        )
 
-    return frames_of(batches, _content_of, refuse, _divide)
-
-
-def _divide(outcomes: Sequence[NumberedOutcome]) -> Sequence[Sequence[NumberedOutcome]]:
-    """Split outcomes by kind, or in halves if all are of the same kind."""
-    kinds: dict[Any, list[NumberedOutcome]] = {}
-    for outcome in outcomes:
-        kinds.setdefault(_kind_of(outcome), []).append(outcome)
-    return [*kinds.values()] if len(kinds) > 1 else halves(outcomes)
+    return frames_of(batches, _content_of, refuse, _kind_of)
 
 
-def _kind_of(outcome: tuple[int, Any]) -> Any:
+def _kind_of(outcome: tuple[int, Any]) -> object:
     number, output = outcome
     try:
         shapes = [value.shape[1:] if isinstance(value, np.ndarray) else None for value in output.values]
@@ -225,15 +217,18 @@ def _content_of(outcomes: Sequence[Any]) -> Outputs:
 def _failure_of(error: Exception) -> Outputs:
     """Encode an error as the nearest of its base classes that the receiver knows."""
     kinds = (base.__name__ for base in type(error).__mro__ if FAILURES.get(base.__name__) is base)
-    return Outputs(failure=Failure(next(kinds, BatchFailedError.__name__), sendable(message_of(error))))
+    return Outputs(failure=Failure(next(kinds, errors.BatchFailedError.__name__), sendable(message_of(error))))
 
 
 def _values_of(column: Sequence[Any]) -> Values:
     if isinstance(column[0], SparseVector):
         lengths = [len(value.indices) for value in column]
         require_one_part(len(column), 2 * FLOAT32.itemsize * sum(lengths))
-        indices = of_rows([value.indices for value in column], INT32, lengths)
-        return Values(lengths, of_rows([value.values for value in column], FLOAT32, lengths), indices)
+        return Values(
+            lengths,
+            of_rows([value.values for value in column], FLOAT32, lengths),
+            of_rows([value.indices for value in column], INT32, lengths),
+        )
     lengths = [*map(len, column)]
     require_one_part(len(column), FLOAT32.itemsize * sum([value.size for value in column]))
     return Values(lengths, concatenated(column, FLOAT32))
@@ -252,9 +247,9 @@ def read_answers(part: ReceivedPart) -> tuple[Outputs, Sequence[tuple[PooledValu
         if len(rows) != len(part.ids):
             raise ValueError(f"{len(rows)} outputs with {len(part.ids)} numbers")  # noqa: TRY301
     except Exception as error:
-        raise UnsendableError(f"The engine process's output cannot be read: {reason_of(error)}") from error
+        raise errors.UnsendableError(f"The engine process's output cannot be read: {reason_of(error)}") from error
     if (failure := outputs.failure) is not None:
-        raise FAILURES.get(failure.kind, BatchFailedError)(failure.message)
+        raise FAILURES.get(failure.kind, errors.BatchFailedError)(failure.message)
     return outputs, rows
 
 
