@@ -77,17 +77,6 @@ class DeviceServer:
         """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
         await ApiConnection(self, FramedStream(stream, ToEngine)).serve()
 
-    def hello(self) -> Hello:
-        """Return the first message of each connection."""
-        memory = self.worker.memory
-        return Hello.of(
-            self.worker.facts,
-            zone=self.zone,
-            resident_bytes=memory.resident_bytes,
-            device_bytes=memory.device_bytes,
-            **self.about,
-        )
-
     @property
     def most_batches(self) -> int:
         """Maximum batches that an API process may have here at a time, planned ones included."""
@@ -131,9 +120,11 @@ class ApiConnection:
     batches: dict[int, SentBatch] = field(init=False, factory=dict)
     """Batches that are not answered, by number."""
     _waiting: dict[int, QueueEntry] = field(init=False, factory=dict)
+    """Rows that are neither settled nor withdrawn, by number."""
     _outcomes: list[list[NumberedOutcome]] = field(init=False, factory=list)
     """Outcomes to send, of each pass together."""
     _done: list[Done] = field(init=False, factory=list)
+    """Answered batches whose credits are to return with the next answers."""
     wakes: trio.Event = field(init=False, factory=trio.Event)
     """Set to send answers now, even if only the state of the device has changed."""
 
@@ -169,13 +160,15 @@ class ApiConnection:
             if len(self.batches) >= self.server.most_batches:
                 raise ValueError(f"more than {self.server.most_batches} unanswered batches were sent")
             batch = self.batches[facts.number] = SentBatch(facts, self._settled)
+        elif not batch.arriving:  # it would be queued twice
+            raise ValueError("a batch has the number of an unanswered batch")
         for part in received_parts(message.parts, payload):
             batch.arriving -= len(part.ids)
             if batch.arriving < 0:
                 raise ValueError("a batch has more rows than announced")
             self._read(part, batch)
             await trio.lowlevel.checkpoint()
-        if message.parts and not batch.arriving:
+        if not batch.arriving:
             self._note_queue(facts.queue)
             if batch.rows:
                 self.server.joiner.put_nowait(batch)
@@ -187,9 +180,8 @@ class ApiConnection:
         self.queue = queue
 
     def _read(self, part: ReceivedPart, batch: SentBatch) -> None:
-        facts = batch.facts
         try:
-            requests = read_rows(part, facts.number if facts.is_planned else None)
+            requests = read_rows(part, batch.facts.number if batch.facts.is_planned else None)
         except UnsendableError as error:
             batch.left -= len(part.ids)
             self._finish(batch, [(number, error) for number in part.ids])
@@ -203,8 +195,12 @@ class ApiConnection:
     def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
         for entry in entries:
             self._waiting.pop(entry.number, None)
-        wanted = [entry for entry in entries if not entry.is_abandoned]
-        self._finish(batch, [(entry.number, outcome) for entry in wanted if (outcome := entry.output or entry.error)])
+        outcomes: list[NumberedOutcome] = [
+            (entry.number, outcome)
+            for entry in entries
+            if not entry.is_abandoned and (outcome := entry.output or entry.error)
+        ]
+        self._finish(batch, outcomes)
 
     def _finish(self, batch: SentBatch, outcomes: list[NumberedOutcome]) -> None:
         self._outcomes.append(outcomes)
@@ -239,27 +235,37 @@ class ApiConnection:
         server = self.server
         timeout_s = min(server.worker.config.stall_timeout_s, self.timeout_s)
         heartbeat_s = min(HEARTBEAT_S, timeout_s / HEARTBEATS_IN_TIMEOUT)
-        await self.stream.send(server.hello())
+        await self.stream.send(
+            Hello.of(
+                server.worker.facts,
+                zone=server.zone,
+                resident_bytes=server.worker.memory.resident_bytes,
+                device_bytes=server.worker.memory.device_bytes,
+                **server.about,
+            )
+        )
         while True:
             with trio.move_on_after(heartbeat_s):
                 await self.wakes.wait()
             self.wakes = trio.Event()
-            if server.is_leaving:  # sent again and again until the end; the API process heeds the first
+            if server.is_leaving:  # repeated with each message; the API process heeds the first
                 await self.stream.send(Leaving())
             outcomes, done, self._outcomes, self._done = self._outcomes, self._done, [], []
             frames = [*answer_frames(outcomes)] or [Frame()]
             for frame in frames:
-                answers = Answers(
-                    frame.parts,
-                    done if frame is frames[-1] else [],
-                    server.budget,
-                    server.computed_tokens,
-                    self._others_share,
-                    sum(each.queue.small_requests for each in self._others),
-                    server.worker.dispatcher.rates.latest,
-                    server.worker.stall_reason,
+                await self.stream.send(
+                    Answers(
+                        frame.parts,
+                        done if frame is frames[-1] else [],
+                        server.budget,
+                        server.computed_tokens,
+                        self._others_share,
+                        sum(each.queue.small_requests for each in self._others),
+                        server.worker.dispatcher.rates.latest,
+                        server.worker.stall_reason,
+                    ),
+                    frame.buffers,
                 )
-                await self.stream.send(answers, frame.buffers)
 
 
 MAX_GREETING = 256
@@ -281,8 +287,8 @@ class EngineListener:
     _greeting: dict[trio.CancelScope, str] = field(init=False, factory=dict)
     """The host at the other end of each greeting, in order of arrival."""
     _logged_at: float = field(default=-math.inf, init=False)
-    _unlogged: int = field(default=0, init=False)
-    """Refusals since the latest log line."""
+    _logged: int = field(default=0, init=False)
+    """``refused`` at the latest log line."""
 
     async def serve_until(
         self, leaving: trio.Event, listeners: list[trio.SocketListener], drain_timeout_s: float = math.inf
@@ -313,7 +319,13 @@ class EngineListener:
             try:
                 greeted = await self._greet(stream, peer.partition(" port")[0])
             except LinkRefusedError as error:
-                self._log_refused(peer, error)
+                self.refused += 1
+                if (now := trio.current_time()) - self._logged_at >= LOG_INTERVAL_S:
+                    logger.warning(
+                        "refused a connection from %s: %s (%d since the last such line)",
+                        *(peer, error, self.refused - self._logged),
+                    )
+                    self._logged_at, self._logged = now, self.refused
                 return
             except trio.BrokenResourceError:
                 return  # a probe of the port, or too many
@@ -336,15 +348,6 @@ class EngineListener:
             finally:
                 del self._greeting[scope]
         raise trio.BrokenResourceError("too many connections have not finished their greeting")
-
-    def _log_refused(self, peer: str, error: LinkRefusedError) -> None:
-        self.refused += 1
-        self._unlogged += 1
-        if (now := trio.current_time()) - self._logged_at >= LOG_INTERVAL_S:
-            logger.warning(
-                "refused a connection from %s: %s (%d since the last such line)", peer, error, self._unlogged
-            )
-            self._logged_at, self._unlogged = now, 0
 
 
 def _peer_of(stream: trio.SocketStream) -> str:

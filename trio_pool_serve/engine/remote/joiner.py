@@ -105,9 +105,9 @@ class Joiner(BatchSource):
             batches = [each for each in batches if not each.is_long]
         if not batches:
             return []
-        first = batches[0].facts
-        beside = [each for each in batches[1:] if each.facts.key == first.key and not each.facts.is_suspect]
-        batches = batches[:1] if first.is_suspect else [batches[0], *beside]
+        first, *others = batches
+        beside = [each for each in others if each.facts.key == first.facts.key and not each.facts.is_suspect]
+        batches = [first] if first.facts.is_suspect else [first, *beside]
         taken = _joined(batches, limits)
         # Batches that have had their turn go behind the others; the order among them is kept.
         self._batches = {batch: None for batch in sorted(self._batches, key=batches.__contains__) if batch.rows}

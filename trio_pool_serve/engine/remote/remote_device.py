@@ -151,7 +151,7 @@ class RemoteDevice(Device):
             self._waiting[entry.number] = entry
         self._unsent.append(batch)
         self._has_work.set()
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()  # the dispatcher may launch batch after batch
         return False
 
     def withdraw(self, entry: QueueEntry) -> None:
@@ -195,6 +195,7 @@ class RemoteDevice(Device):
             case Hello():
                 self._begin(message)
                 nursery.start_soon(self._send)
+                # Not before: while it loads its model, a process may send nothing for minutes.
                 nursery.start_soon(wait_silent, self._stream, self.silence_timeout_s)
             case Answers() if self.hello is not None:
                 await self._deliver(message, payload)
@@ -216,22 +217,22 @@ class RemoteDevice(Device):
         """End the connection once the device server has no rows of this process, and no waiting rows depend on it."""
         dispatcher = self.queue.dispatcher
         while self.in_flight or (self._is_last and dispatcher.has_waiting):
-            await dispatcher.room.park()
+            await dispatcher.room.park()  # until a batch is done, which may have been the last one
         connection.cancel(reason="the engine process is leaving")
 
     def _lose(self) -> None:
-        """Forget the state of the device server; queue its unsent rows again, and treat the others as lost."""
+        """Forget the state of the device server; its unsent rows are queued again, and the others are lost rows."""
         if self.hello is not None:
             self.losses += 1
             logger.info("the connection to the engine process at %s ended", self.connector.name)
+            # One of the rows that were sent may be why the process died; an unsent row cannot be.
             sent = [batch for batch in self.in_flight if batch not in self._unsent]
             self.queue.dispatcher.lose(self, sent, self._unsent, EngineProcessDiedError(self.connector.loss))
         self.hello, self.answers, self._is_leaving, self._received_at = None, None, False, math.inf
-        for held in (self.in_flight, self._unsent, self._withdrawn, self._waiting):
-            held.clear()
+        self.in_flight, self._unsent, self._withdrawn, self._waiting = [], [], [], {}
 
     async def _send(self) -> None:
-        """Send batches, withdrawals and the state of the queue, forever; heartbeats, if silence ends the link.
+        """Send batches, withdrawals and the state of the queue, forever; and heartbeats, if silence ends the link.
 
         A batch that is being sent counts as sent: if the connection ends, the device server may have computed it.
         """
@@ -249,6 +250,7 @@ class RemoteDevice(Device):
                 await self._stream.send(Withdraw(withdrawn[begin : begin + FULL_FRAME_ROWS]))
 
     async def _send_batch(self, batch: InFlightBatch) -> None:
+        # A planned batch is computed whole: in its last bits, a row's output depends on the rows beside it.
         rows = [(entry.number, entry.request) for entry in batch.entries if batch.is_planned or not entry.is_abandoned]
         if not batch.is_planned:
             rows.sort(key=lambda row: id(row[1].params))  # shared params, such as a query's vectors, are sent once
@@ -262,7 +264,7 @@ class RemoteDevice(Device):
                 [number for number, _ in rows],
                 BatchFailedError(f"Another input of the batch failed: {next(iter(refused.values()))}"),
             )
-            frames.clear()
+            frames.clear()  # the device server would wait for the missing row
         if not frames:
             self.queue.dispatcher.free(self, batch)
             return
@@ -312,20 +314,20 @@ class RemoteDevice(Device):
             self._has_work.set()  # the share of other processes is larger now
 
     def _note_others(self, message: Answers, own_tokens: int) -> None:
-        """Note how much the device servers compute for other processes, and how fast they are for this one besides."""
+        """Note the work of other processes at the device servers, and the speed that is left for this process."""
         before, self.answers, dispatcher = self.answers, message, self.queue.dispatcher
         if before is not None:  # the server counts from its start, which was before this connection
             dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own_tokens
             self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
-        links = [each for each in dispatcher.devices if isinstance(each, RemoteDevice) and each.is_available]
-        known = [each.answers for each in links if each.answers is not None]
-        # The minimum: rows are computed by that device server, and another may have far more, or claim so.
+        links = [each for each in dispatcher.devices if isinstance(each, RemoteDevice)]
+        known = [each.answers for each in links if each.answers is not None and each.is_available]
+        # The minimum: rows go to the device server with the least other work, and a server may claim any number.
         share = min([each.others_share for each in known], default=0.0)
         per_s = sum([1 / each.seconds_per_token for each in known if each.seconds_per_token])
         self.queue.rates.note_others(share, 1 / per_s if per_s else math.nan)
 
     def _outcomes_of(self, part: ReceivedPart) -> Iterator[Outcome]:
-        """Yield the outputs of a part's rows that are still waited for; fail rows that have none."""
+        """Yield the outputs of a part's rows that were not withdrawn; fail rows without an output."""
         try:
             outputs, rows = read_answers(part)
         except PoolServeError as error:
@@ -335,8 +337,7 @@ class RemoteDevice(Device):
         # The clocks of two machines differ: the time of the launch follows from the arrival of the answer.
         launched = self._answered_at - forward_s - copy_s
         for number, values in zip(part.ids, rows, strict=True):
-            entry = self._waiting.pop(number, None)
-            if entry is not None and len(values) != len(entry.request.params):
+            if (entry := self._waiting.pop(number, None)) and len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process sent other outputs than requested."))
-            elif entry is not None:
+            elif entry:
                 yield entry, PoolingOutput(values, max(outputs.queue_s, launched - entry.queued_at), forward_s, copy_s)

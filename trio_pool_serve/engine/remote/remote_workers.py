@@ -1,12 +1,12 @@
 """The links of an engine to the processes that compute for it: on this machine, on others, and on Ray's nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.devices import Devices
-from trio_pool_serve.engine.engine_statistics import EngineState, LinkStatistics, ModelMemory
+from trio_pool_serve.engine.engine_statistics import LinkStatistics, ModelMemory
 from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
@@ -84,7 +84,10 @@ class RemoteWorkers(Devices):
         return ModelMemory(sum([each.resident_bytes for each in hellos]), sum([each.device_bytes for each in hellos]))
 
     def statistics(self) -> LinkStatistics:  # noqa: D102
-        stalled: Mapping[str, EngineState] = {"state": "stalled"}
-        replicas = {str(number): stalled for number, link in enumerate(self.links) if link.stall_reason}
         scheduler = self.queue.scheduler
-        return LinkStatistics(self.state, len(scheduler), scheduler.tokens, replicas=replicas)
+        return LinkStatistics(
+            self.state,
+            queued_rows=len(scheduler),
+            queued_tokens=scheduler.tokens,
+            replicas={str(number): {"state": "stalled"} for number, link in enumerate(self.links) if link.stall_reason},
+        )

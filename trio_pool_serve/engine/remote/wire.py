@@ -239,7 +239,7 @@ class Outputs(msgspec.Struct, array_like=True):
 class Done(msgspec.Struct, array_like=True):
     """A batch whose rows are all answered: its credit returns.
 
-    ``device_s``: seconds that it occupied the device; 0 if that says nothing.
+    ``device_s``: seconds that it occupied the device; 0 if they do not show its speed, as after a recovery.
     """
 
     batch: Count
