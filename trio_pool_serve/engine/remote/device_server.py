@@ -245,11 +245,11 @@ class ApiConnection:
             )
         )
         while True:
+            if server.is_leaving:  # repeated with each message; the API process heeds the first
+                await self.stream.send(Leaving())
             with trio.move_on_after(heartbeat_s):
                 await self.wakes.wait()
             self.wakes = trio.Event()
-            if server.is_leaving:  # repeated with each message; the API process heeds the first
-                await self.stream.send(Leaving())
             outcomes, done, self._outcomes, self._done = self._outcomes, self._done, [], []
             frames = [*answer_frames(outcomes)] or [Frame()]
             for frame in frames:
