@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import trio
 from attrs import define, field
@@ -28,21 +28,21 @@ class DeepProbe:
     engine: Engine
     timeout_s: float = TIMEOUT_S
     _turn: trio.Lock = field(init=False, factory=trio.Lock)
-    _failure: str = field(init=False, default="")
+    failure: str = field(init=False, default="")
+    """Why the last row was not computed in time; empty if it was."""
     _fresh_until: float = field(init=False, default=-math.inf)
-    """The time until which ``_failure`` answers probes."""
+    """The time until which ``failure`` answers probes."""
 
-    async def failure(self) -> str:
-        """Return why a row is not computed in time; empty if it is.
+    async def update(self) -> None:
+        """Compute a row, unless ``failure`` is fresh or another request computes one.
 
         Cancellation: at once, except for the request that computes: within ``timeout_s``, as others wait for its row.
         """
         async with self._turn:
             if trio.current_time() >= self._fresh_until:
                 with trio.CancelScope(shield=True):  # ``_compute`` has a timeout
-                    self._failure = await self._compute()
+                    self.failure = await self._compute()
                 self._fresh_until = trio.current_time() + FRESH_S
-        return self._failure
 
     async def _compute(self) -> str:
         """Return why a row is not computed in time; empty if it is, or if the model has no probe row."""
@@ -60,14 +60,12 @@ class DeepProbe:
         return ""
 
 
-async def failures_of(probes: Iterable[DeepProbe]) -> str:
-    """Run all probes concurrently; return why rows are not computed; empty if all are. Cancellation: at once."""
-    failures: list[str] = []
+async def failures_of(probes: Collection[DeepProbe]) -> str:
+    """Update all probes concurrently; return why rows are not computed; empty if all are.
 
-    async def ask(probe: DeepProbe) -> None:
-        failures.append(await probe.failure())
-
+    Cancellation: as ``DeepProbe.update``.
+    """
     async with trio.open_nursery() as nursery:
         for probe in probes:
-            nursery.start_soon(ask, probe)
-    return "; ".join(filter(None, failures))
+            nursery.start_soon(probe.update)
+    return "; ".join(probe.failure for probe in probes if probe.failure)

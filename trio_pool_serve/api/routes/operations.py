@@ -63,7 +63,7 @@ def operational_routes(service: Service) -> Routes:
     async def readiness(request: HttpRequest) -> HttpResponse:
         """Respond whether a task would be accepted now; with ``?deep=true``, after computing one short input.
 
-        Cancellation: as ``DeepProbe.failure``.
+        Cancellation: as ``DeepProbe.update``.
         """
         state = service.state
         if state == "stalled":

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import trio
@@ -236,11 +236,10 @@ class RayJob(msgspec.Struct, tag=True, array_like=True):
 
 
 class Connected(msgspec.Struct, tag=True, array_like=True):
-    """The cluster has been reached; from now on the process reports the states of the places in ``socket_folder``."""
+    """The cluster has been reached; from now on the process reports the states of the places in ``socket_folder``.
 
-
-RayStatus: TypeAlias = Connected | LoadFailed
-"""``LoadFailed``: the cluster cannot be reached, or, after ``Connected``, all places of a model have failed."""
+    ``LoadFailed`` instead: it cannot be reached. ``LoadFailed`` afterwards: all places of a model have failed.
+    """
 
 
 def key_path(socket_folder: Path) -> Path:
@@ -277,7 +276,7 @@ class RayPlacement:
         actors, connected_at = self.actors, math.inf
         job = RayJob(encode_config(actors.config), actors.loader, str(actors.socket_folder), actors.key)
         try:
-            async with open_child(MODULE, job, RayStatus) as child:
+            async with open_child(MODULE, job, Connected | LoadFailed) as child:
                 while (status := await child.status()) is not None:
                     if isinstance(status, Connected):
                         connected_at = trio.current_time()
