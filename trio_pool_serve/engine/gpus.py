@@ -48,7 +48,7 @@ class Gpu:
     """The number of the whole GPU in ``nvidia-smi``: in the order of PCI addresses."""
     name: str
     uuid: str
-    """As accepted by ``CUDA_VISIBLE_DEVICES``; empty if unknown."""
+    """The UUID as accepted by ``CUDA_VISIBLE_DEVICES``; empty if unknown."""
     whole_uuid: str
     """The UUID of the whole GPU."""
 

@@ -132,7 +132,7 @@ class HostList:
 # Polled rather than sent by the parent process: a server with one API process has no parent, and an API process that is
 # replaced needs all earlier changes, so that the file would be needed in any case.
 CHANGES_S = 0.5
-"""Interval at which links are updated to the hosts and their addresses: other processes add and drain hosts, too."""
+"""Interval at which links are updated to the hosts and their addresses: other API processes change them, too."""
 
 LINK_PAUSE_S = 1.0
 """Pause before a link restarts after an unexpected error."""
@@ -194,7 +194,7 @@ class HostPlaces:
     workers: dict[str, RemoteWorkers] = field(init=False, factory=dict)
     """The workers of this server's models, by name."""
     places: dict[HostAddress, HostPlace] = field(init=False, factory=dict)
-    """By resolved address, in order of arrival."""
+    """The places by resolved address, in order of arrival."""
     _digests: dict[str, ModelDigest] = field(init=False, factory=dict)
     """Digests of the models' files here, by name; without weights if these are not here."""
     _knows_models: trio.Event = field(init=False, factory=trio.Event)

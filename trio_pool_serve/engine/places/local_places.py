@@ -38,7 +38,10 @@ class LocalPlaces(Supervisor):
         return None, self.config.loading.device if has_gpu(self.config.loading) else "cpu"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """As ``Supervisor.run``; ``started`` at once. Cancellation: the processes exit, or are killed."""
+        """Log the replicas of each GPU, then run as ``Supervisor.run``; ``started`` at once.
+
+        Cancellation: the processes exit, or are killed.
+        """
         for gpu in self.gpus[: len(self.places)]:
             names = [place.replica.name for place in self.places if place.gpu == gpu]
             logger.info("%s: %s", gpu, "; ".join(names))

@@ -138,7 +138,7 @@ class BusyShare:
     """The share of the last ``BUSY_OVER_S`` in which an engine process had a batch in flight."""
 
     share: float = field(init=False, default=1.0)
-    """From 0 to 1. It is 1 until it is known: an unobserved engine does not count as idle."""
+    """The share, from 0 to 1; it is 1 until it is known: an unobserved engine does not count as idle."""
     _counted: deque[tuple[float, float]] = field(init=False, factory=deque)
     """Times, each with the seconds with batches in flight until then."""
 

@@ -47,9 +47,9 @@ class Life:
     """One engine process of a place, from before an actor is placed for it until it has ended."""
 
     actor: Any = None
-    """``None`` until it is placed."""
+    """The Ray actor; ``None`` until it is placed."""
     node: str = ""
-    """The id of its node."""
+    """The id of the actor's node."""
     is_drained: bool = False
     """Whether it is being ended because it is not wanted any more."""
     snapshot: Snapshot | None = None
@@ -84,7 +84,7 @@ class ActorPlaces(Supervisor):
         return None, by_ray if self.config.loading.device == "auto" else self.config.loading.device
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """As ``Supervisor.run``; ``started`` once this process is connected to Ray.
+        """Connect to Ray, then run as ``Supervisor.run``; ``started`` once this process is connected.
 
         Raises ``ModelLoadError`` if the cluster cannot be reached, too. Cancellation: the actors are killed, and their
         engine processes exit.

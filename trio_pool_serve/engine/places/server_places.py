@@ -49,7 +49,7 @@ class ServerPlaces:
     """The supervisor of the engine processes that this process starts, if any."""
     hosts: HostPlaces | None = field(init=False, default=None)
     _engines: list[Engine] = field(init=False, factory=list)
-    """In the order of the models."""
+    """The engines in the order of the models."""
 
     def __attrs_post_init__(self) -> None:
         if self.loader is not None:

@@ -24,8 +24,9 @@ MODULE = "trio_pool_serve.server.engine_process"
 
 
 PlaceState: TypeAlias = Literal["loading", "ready", "failed"]
-"""As reported by ``/load``. loading: its engine process is starting or draining, or will be restarted soon. ready: it
-computes. failed: the model could not be loaded, or the process kept dying; it is tried again after minutes."""
+"""The states that ``/load`` reports. loading: the engine process is starting or draining, or will be restarted soon.
+ready: it computes. failed: the model could not be loaded, or the process kept dying; the place is tried again after
+minutes."""
 
 
 class Replica(msgspec.Struct, array_like=True):
