@@ -1,7 +1,7 @@
 """Renders prompts for one model, off the event loop."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TypeGuard, TypeVar
@@ -94,8 +94,7 @@ class Renderer:
             self.offload.observe("render", 0.0, time.perf_counter() - began)
         else:
             rows = await self.offload.in_turn(client, partial(self.texts.render_rows, prompts))
-        for row in chain.from_iterable(rows):
-            self._without_placeholders(row)
+        self._refuse_placeholders(chain.from_iterable(rows))
         return rows
 
     async def render(self, prompt: Prompt, params: RenderingParams, client: Client = ANYBODY) -> RenderedPrompt:
@@ -104,7 +103,9 @@ class Renderer:
         Raises ``ContextLengthError``, ``InvalidRequestError`` or ``MediaError``. Cancellation: at once, while waiting
         for a thread and while one works; the thread keeps its limiter token until it finishes.
         """
-        return self._without_placeholders(await self._render(prompt, params, client))
+        rendered = await self._render(prompt, params, client)
+        self._refuse_placeholders([rendered])
+        return rendered
 
     async def _render(self, prompt: Prompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
@@ -125,11 +126,12 @@ class Renderer:
             async with self.memory.preparing(client):
                 return await self.offload.in_turn(client, partial(embeds_format.render, prompt, params))
 
-    def _without_placeholders(self, rendered: RenderedPrompt) -> RenderedPrompt:
+    def _refuse_placeholders(self, rows: Iterable[RenderedPrompt]) -> None:
         """Reject image placeholders without an image in texts and token ids, which would fail the whole batch."""
-        if rendered.images is None and self.conversations is not None and self.conversations.image_format is not None:
-            self.conversations.image_format.expand(rendered.token_ids, ())
-        return rendered
+        if self.conversations is not None and self.conversations.image_format is not None:
+            for row in rows:
+                if row.images is None:
+                    self.conversations.image_format.expand(row.token_ids, ())
 
     async def conversation_text(self, prompt: ChatPrompt, client: int = 0) -> str:
         """Return the text that a chat template makes of a conversation. Errors and cancellation: as ``render``."""

@@ -134,10 +134,6 @@ class PageQueryFormat(TextFormat):
     suffix: TokenIds
     kept_tokens: KeptTokens
 
-    def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
-        """Return the maximum without the suffix."""
-        return super().max_tokens_of(input_type, max_model_len) - len(self.suffix)
-
     def adds_special_tokens(self, _: InputType | None) -> bool:
         """Return ``False``."""
         return False
@@ -152,11 +148,12 @@ def page_query_format(spec: PageRetrieval, tokenizer: Tokenizer) -> PageQueryFor
     """Return the text format of a model. Raises ``ModelLoadError`` if the tokenizer has no padding token."""
     if (pad_id := tokenizer.id_named("pad_token")) is None:
         raise ModelLoadError("The tokenizer has no padding token, which every query ends with.")
+    padding = np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32)
+    suffix = np.concatenate([padding, all_ids(tokenizer, tokenizer.encode("\n"))])
     return PageQueryFormat(
         prefix=spec.text_prefix,
-        suffix=np.concatenate(
-            [np.full(QUERY_AUGMENTATION_TOKENS, pad_id, dtype=np.int32), all_ids(tokenizer, tokenizer.encode("\n"))]
-        ),
+        added_tokens=len(suffix),
+        suffix=suffix,
         kept_tokens=kept_tokens_of(spec.mask or ScoringMask(), tokenizer),
     )
 

@@ -76,7 +76,7 @@ class Excerpt:
 
     def fits(self, keep: int) -> bool:
         """Whether the whole text has at most ``keep`` tokens."""
-        return self.is_whole and self.tokens <= keep
+        return self.is_whole and len(self.encoded) <= keep
 
 
 def encode_excerpt(

@@ -1,7 +1,6 @@
 """Tokenizers of the ``tokenizers`` library, which most models use."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tokenizers
@@ -35,15 +34,11 @@ class FastTokenizer(Tokenizer):
         proportional to the text. Positions take a fifth more. Raises ``UnicodeError`` for half of a surrogate pair,
         which JSON can contain.
         """
-        if not positions:
-            return self.encode_all([text])[0]
-        with _unicode_errors():
-            return self._backend.encode_batch([text], add_special_tokens=False)[0]
+        return _encoded([text], self._backend.encode_batch if positions else self._backend.encode_batch_fast)[0]
 
     def encode_all(self, texts: Sequence[str]) -> Sequence[Encoded]:
         """Tokenise several texts, all without the interpreter lock."""
-        with _unicode_errors():
-            return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return _encoded(texts, self._backend.encode_batch_fast)
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
@@ -139,10 +134,9 @@ class FastTokenizer(Tokenizer):
         return self
 
 
-@contextmanager
-def _unicode_errors() -> Iterator[None]:
+def _encoded(texts: Sequence[str], encode: Callable[..., Sequence[Encoded]]) -> Sequence[Encoded]:
     try:
-        yield
+        return encode(list(texts), add_special_tokens=False)
     except TypeError as error:  # all that the library raises for a str
         raise UnicodeError("the text holds a lone surrogate") from error
 

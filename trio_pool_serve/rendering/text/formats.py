@@ -25,17 +25,15 @@ class TextFormat:
     """Text in front of every input and its instruction."""
     limits: Mapping[InputType | None, int] = Factory(dict)
     """Maximum tokens of a text by input type, special tokens included, if less than the model's maximum."""
-
-    def max_tokens_of(self, input_type: InputType | None, max_model_len: int) -> int:
-        """Return the maximum number of tokens of a text of this input type."""
-        return min(self.limits.get(input_type, max_model_len), max_model_len)
+    added_tokens: int = 0
+    """Number of tokens that ``finish`` adds to every text."""
 
     def limited(self, params: RenderingParams, max_model_len: int) -> tuple[RenderingParams, int]:
         """Return the params with the truncation that this format requires, and the maximum number of tokens.
 
         Texts longer than the limit of their input type are truncated, not rejected.
         """
-        most = self.max_tokens_of(params.input_type, max_model_len)
+        most = min(self.limits.get(params.input_type, max_model_len), max_model_len) - self.added_tokens
         if params.truncate_to is None and most < max_model_len:
             params = evolve(params, truncate_to=most)
         return params, most

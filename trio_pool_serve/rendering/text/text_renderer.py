@@ -1,7 +1,7 @@
 """Renders texts, pairs and token ids with a tokenizer. Blocking."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import takewhile
 from typing import TypeAlias, TypeVar
@@ -52,23 +52,10 @@ class TextRenderer:
     )
     """Counts an instruction, and remembers it."""
 
-    def render(self, prompt: PlainPrompt, params: RenderingParams, encoded: Encoded | None = None) -> RenderedPrompt:
-        """Return the model input; ``encoded`` are the tokens of a text, if they are known.
-
-        Raises ``ContextLengthError`` or ``InvalidRequestError``.
-        """
-        if self.routes:
-            own, params = self._of_route(params)
-            return msgspec.structs.replace(own.render(prompt, params), route=own.route)
-        if isinstance(prompt, TokensPrompt):
-            return self.render_tokens(prompt, params)
-        if not isinstance(prompt, PairPrompt):
-            return self._render_text(prompt, params, encoded)
-        with self.tokenizers.lend() as tokenizer, _unicode_errors():
-            rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
-        if len(rendered.token_ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", field="prompts")
-        return rendered
+    def render(self, prompt: PlainPrompt, params: RenderingParams) -> RenderedPrompt:
+        """Return the model input. Raises ``ContextLengthError`` or ``InvalidRequestError``."""
+        (row,) = self.rows_of(prompt, params)
+        return row
 
     def render_rows(self, prompts: Sequence[PromptToRender]) -> list[list[RenderedPrompt]]:
         """Return the rows of each of several prompts: one, or one for each window. Raises as ``render``.
@@ -78,14 +65,34 @@ class TextRenderer:
         rows, known = [], self._encode_short(prompts)
         for index, (prompt, params, in_windows) in enumerate(prompts):
             try:
-                if in_windows and isinstance(prompt, TextPrompt):
-                    rows.append(self.render_windows(prompt, params, known.get(index)))
-                else:
-                    rows.append([self.render(prompt, params, known.get(index))])
+                rows.append(self.rows_of(prompt, params, known.get(index), in_windows=in_windows))
             except InvalidRequestError as error:
                 error.row = index
                 raise
         return rows
+
+    def rows_of(
+        self, prompt: PlainPrompt, params: RenderingParams, encoded: Encoded | None = None, *, in_windows: bool = False
+    ) -> list[RenderedPrompt]:
+        """Return the rows of a prompt; ``encoded`` are the tokens of a text if they are known. Raises as ``render``."""
+        if self.routes:
+            own, params = self._of_route(params)
+            rows = own.rows_of(prompt, params, in_windows=in_windows)
+            return [msgspec.structs.replace(row, route=own.route) for row in rows]
+        if isinstance(prompt, TokensPrompt):
+            return [self.render_tokens(prompt, params)]
+        if isinstance(prompt, PairPrompt):
+            return [self._render_pair(prompt, params)]
+        if in_windows and isinstance(prompt, TextPrompt):
+            return self.render_windows(prompt, params, encoded)
+        return [self._render_text(prompt, params, encoded)]
+
+    def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
+        with self.tokenizers.lend() as tokenizer:
+            rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
+        if len(rendered.token_ids) == 0:
+            raise InvalidRequestError("An input has no tokens.", field="prompts")
+        return rendered
 
     def _encode_short(self, prompts: Sequence[PromptToRender]) -> Mapping[int, Encoded]:
         """Return the tokens of the short texts among several prompts, by index.
@@ -111,15 +118,13 @@ class TextRenderer:
     def render_windows(
         self, prompt: TextPrompt, params: RenderingParams, encoded: Encoded | None = None
     ) -> list[RenderedPrompt]:
-        """Return one row, or one for each window of a text that is too long. Arguments and errors as ``render``."""
-        if self.routes:
-            own, params = self._of_route(params)
-            return [msgspec.structs.replace(row, route=own.route) for row in own.render_windows(prompt, params)]
-        try:
+        """Return one row, or one for each window of a text that is too long, of a model without routes.
+
+        ``encoded`` are the tokens of the text, if they are known. Raises as ``render``.
+        """
+        with suppress(ContextLengthError):
             return [self._render_text(prompt, params, encoded)]
-        except ContextLengthError:
-            pass
-        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+        with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             read = encode_excerpt(
@@ -157,7 +162,7 @@ class TextRenderer:
 
     def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
         """Return the result of ``use`` with a tokenizer. Raises ``InvalidRequestError`` for text that is no Unicode."""
-        with self.tokenizers.lend() as tokenizer, _unicode_errors():
+        with self.tokenizers.lend() as tokenizer:
             return use(tokenizer)
 
     def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
@@ -190,14 +195,12 @@ class TextRenderer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
             special = tokenizer.special_tokens if adds_special_tokens else 0
             before = self.text_format.prefix + params.instruction
-            with _unicode_errors():
-                text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
-                is_chunked = isinstance(prompt, ChunkedPrompt)
-                excerpt, keep = encode_input(
-                    tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded
-                )
-            is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
-            positions = None
+            text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
+            is_chunked = isinstance(prompt, ChunkedPrompt)
+            excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded)
+            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            # Read before the tokens are truncated in place.
+            is_instruction_cut = instruction_tokens > 0 and not excerpt.fits(keep)
             if isinstance(prompt, ChunkedPrompt):
                 token_ids, positions = tokenizer.finish_with_positions(
                     excerpt.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
@@ -207,8 +210,7 @@ class TextRenderer:
                 token_ids = tokenizer.finish(
                     excerpt.encoded, keep, params.truncation_side, add_special_tokens=adds_special_tokens
                 )
-            instruction_tokens = self._count_instruction_tokens(tokenizer, params)
-            if instruction_tokens and is_cut:
+            if is_instruction_cut:
                 if params.truncation_side == "left":
                     of_text = encode_excerpt(tokenizer, text[len(before) :], keep, "left").tokens
                     instruction_tokens = _remaining_instruction(tokenizer, token_ids, special, of_text)
@@ -216,14 +218,14 @@ class TextRenderer:
             rendered = self.text_format.finish(token_ids, params.input_type)
             if len(rendered.token_ids) == 0:
                 raise InvalidRequestError("An input has no tokens.", field="prompts")
-            if not instruction_tokens and positions is None:
-                return rendered
-            chunks = None
-            if isinstance(prompt, ChunkedPrompt) and positions is not None:
+            if isinstance(prompt, ChunkedPrompt):
                 chunks = tokens_of_chunks(
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
                 )
-            return msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens, chunks=chunks)
+                rendered = msgspec.structs.replace(rendered, chunks=chunks)
+            if instruction_tokens:
+                rendered = msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens)
+            return rendered
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Return the number of the instruction's tokens; 0 if they are pooled."""
@@ -239,16 +241,6 @@ def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most
     if len(token_ids) and tokenizer.is_special(int(token_ids[-1])):
         return len(token_ids) - 1
     return len(token_ids)
-
-
-@contextmanager
-def _unicode_errors() -> Iterator[None]:
-    try:
-        yield
-    except UnicodeError as error:
-        raise InvalidRequestError(
-            "An input contains a lone surrogate, which is not valid Unicode.", field="prompts"
-        ) from error
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import Factory, define, field, frozen
 
+from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.chat.template_sandbox import render_conversation
 from trio_pool_serve.types import TokenIds
@@ -180,10 +181,17 @@ class TokenizerPool:
 
     @contextmanager
     def lend(self) -> Iterator[Tokenizer]:
-        """Lend a tokenizer to any thread: deque's pop and append are atomic."""
+        """Lend a tokenizer to any thread: deque's pop and append are atomic.
+
+        Raises ``InvalidRequestError`` instead of a ``UnicodeError`` of the block.
+        """
         tokenizer = self._free.pop()
         try:
             yield tokenizer
+        except UnicodeError as error:
+            raise InvalidRequestError(
+                "An input contains a lone surrogate, which is not valid Unicode.", field="prompts"
+            ) from error
         finally:
             self._free.append(tokenizer)
 
