@@ -6,12 +6,14 @@ The cache of prepared images uses the rest of it.
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import trio
 from attrs import define, field
 
 from trio_pool_serve.errors import OverloadedError
 from trio_pool_serve.threads.client_turns import ClientCounts, ClientTurns
+from trio_pool_serve.threads.lru_cache import LruCache
 from trio_pool_serve.types import Client, RenderedPrompt
 
 DEFAULT_BYTES = 2 * 2**30
@@ -85,8 +87,8 @@ class MemoryBudget:
     max_bytes: int = DEFAULT_BYTES
     client_bytes: int = 0
     held_bytes: int = field(init=False, default=0)
-    evict_from_cache: Callable[[int], None] = field(init=False, default=lambda _: None)
-    """Called with the maximum number of bytes for the cache, if there is one."""
+    cache: LruCache[Any, Any] | None = field(init=False, default=None)
+    """The cache of images, which takes bytes that requests do not hold."""
     on_shortage: set[Callable[[float], None]] = field(init=False, factory=set)
     """Called with ``time.monotonic()`` before a request is refused, at most once a second, to release memory."""
     _next_shortage: float = field(init=False, default=0.0)
@@ -144,7 +146,8 @@ class MemoryBudget:
         if client.is_background:
             self._in_background.add(client.number, nbytes)
         if nbytes > 0:
-            self.evict_from_cache(self.free_bytes)
+            if self.cache is not None and self.held_bytes + self.cache.bytes > self.max_bytes:
+                self.cache.evict(self.free_bytes)
         else:
             self._released.set()
             self._released = trio.Event()

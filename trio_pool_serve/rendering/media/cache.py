@@ -50,7 +50,7 @@ class MediaCache(LruCache[Key, ImageFeatures]):
     _nursery: trio.Nursery | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self.memory.evict_from_cache = self.evict
+        self.memory.cache = self
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prepare images until cancelled.
