@@ -1,10 +1,11 @@
 """The pair format of language models: a conversation of a query and a document in a chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
@@ -68,45 +69,44 @@ class ChatPair:
     """
 
     _format: ChatFormat
-    _suffixes: dict[str, TokenIds] = field(init=False, factory=dict)
+    _suffix_of: Callable[[Tokenizer, str], TokenIds] = field(
+        init=False,
+        default=Factory(
+            lambda self: lru_cache(MAX_KNOWN_SUFFIXES)(partial(_common_suffix, self._format)), takes_self=True
+        ),
+    )
+    """Returns the text after both, for an instruction, and remembers it."""
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
         """Return the token ids of the conversation; special tokens come from the template."""
-        text = self._text(tokenizer, *shortened_pair(tokenizer, prompt), params.instruction)
+        text = _text_of(self._format, tokenizer, *shortened_pair(tokenizer, prompt), params.instruction)
         excerpt, keep = encode_input(tokenizer, text, params, max_model_len, taken=0)
         is_cut = not excerpt.fits(keep)  # read before the tokens are truncated in place
         ids = tokenizer.finish(excerpt.encoded, keep, params.truncation_side, add_special_tokens=False)
         if is_cut:
-            suffix = self._suffix(tokenizer, params.instruction)[-len(ids) :]
+            suffix = self._suffix_of(tokenizer, params.instruction)[-len(ids) :]
             ids = np.concatenate([ids[: len(ids) - len(suffix)], suffix])
         return RenderedPrompt(ids)
 
-    def _text(self, tokenizer: Tokenizer, first: str, second: str, instruction: str) -> str:
-        try:
-            return tokenizer.chat.render(
-                self._format.messages(first, second, instruction), self._format.variables(instruction)
-            )
-        except UnicodeError:
-            raise
-        except Exception as error:
-            raise InvalidRequestError(
-                f"The model's chat template refuses an input: {error}", field="prompts"
-            ) from error
 
-    def _suffix(self, tokenizer: Tokenizer, instruction: str) -> TokenIds:
-        """Return the common suffix of two conversations that differ in everything but the instruction."""
-        known = self._suffixes.get(instruction)
-        if known is None:
-            texts = (self._text(tokenizer, filler, filler, instruction) for filler in ("0", "1 2 3 4"))
-            one, other = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
-            shorter = min(len(one), len(other))
-            differ = np.flatnonzero(one[::-1][:shorter] != other[::-1][:shorter])
-            known = one[len(one) - int(differ[0]) :] if len(differ) else one[:0]
-            if len(self._suffixes) < MAX_KNOWN_SUFFIXES:
-                self._suffixes[instruction] = known
-        return known
+def _text_of(template: ChatFormat, tokenizer: Tokenizer, first: str, second: str, instruction: str) -> str:
+    try:
+        return tokenizer.chat.render(template.messages(first, second, instruction), template.variables(instruction))
+    except UnicodeError:
+        raise
+    except Exception as error:
+        raise InvalidRequestError(f"The model's chat template refuses an input: {error}", field="prompts") from error
+
+
+def _common_suffix(template: ChatFormat, tokenizer: Tokenizer, instruction: str) -> TokenIds:
+    """Return the common suffix of two conversations that differ in everything but the instruction."""
+    texts = (_text_of(template, tokenizer, filler, filler, instruction) for filler in ("0", "1 2 3 4"))
+    one, other = (all_ids(tokenizer, tokenizer.encode(text)) for text in texts)
+    shorter = min(len(one), len(other))
+    differ = np.flatnonzero(one[::-1][:shorter] != other[::-1][:shorter])
+    return one[len(one) - int(differ[0]) :] if len(differ) else one[:0]
 
 
 def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
