@@ -27,9 +27,12 @@ class NamedModels:
         of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
         return [each for each in of_models if names is None or each[1].name in names]
 
-    def named(self, name: str) -> ServedModel | None:
-        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name."""
-        return self.by_name.get(name) or next(
+    def named(self, name: str | None) -> ServedModel | None:
+        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name.
+
+        ``None`` if there is none, and for no name.
+        """
+        return self.by_name.get(name or "") or next(
             (each for each in self.among(None) if name in each.source.aliases or name in each.adapters), None
         )
 
@@ -42,7 +45,7 @@ class NamedModels:
         Raises ``NotFoundError``.
         """
         name = name or self._default_name(among)
-        served = None if name is None else self._allowed(name if self.named(name) else ANY_NAME, among)
+        served = self._allowed(name, among) or (None if self.named(name) else self._allowed(ANY_NAME, among))
         if served is None:
             adapters = [adapter.name for _, adapter in self.adapters_among(among)]
             known = ", ".join([*(model.source.name for model in self.among(among)), *adapters]) or "no model"
@@ -65,7 +68,7 @@ class NamedModels:
         is_known = self._allowed(stem, among) or self._allowed(ANY_NAME, among)
         return (stem, suffix) if stem and is_known else (name, "")
 
-    def _allowed(self, name: str, among: Collection[str] | None) -> ServedModel | None:
+    def _allowed(self, name: str | None, among: Collection[str] | None) -> ServedModel | None:
         """Return the model with a name, alias or adapter, if ``among`` allows that name."""
         served = self.named(name)
         if served is None or among is None:
@@ -76,8 +79,8 @@ class NamedModels:
         named = [(served, served.source.name) for served in self.among(among)] or [
             (served, adapter.name) for served, adapter in self.adapters_among(among)
         ]
-        staying = (name for served, name in named if not served.is_leaving)
-        return next(staying, named[0][1] if named else None)
+        staying = [each for each in named if not each[0].is_leaving]
+        return next(iter(staying or named), (None, None))[1]
 
     def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
         """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""
