@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import attrs
 import trio
-from attrs import Factory, define, field
+from attrs import AttrsInstance, Factory, asdict, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import Config
@@ -277,8 +276,8 @@ class Service:
         load = {
             "server_load": self.running_tasks,
             "models": {name: served.reported_load for name, served in self.served.items()},
-            "limiters": {kind: attrs.asdict(limiter) for kind, limiter in self.offload.statistics().items()},
-            "workers": {name: attrs.asdict(processes.statistics()) for name, processes in self.processes.items()},
+            "limiters": {kind: asdict(limiter) for kind, limiter in self.offload.statistics().items()},
+            "workers": {name: asdict(processes.statistics()) for name, processes in self.processes.items()},
             **self._shared_statistics(),
             "request_memory_bytes": self.memory.held_bytes,
             "processes": {"server" if self.models.owns_engines else api_process_name(self.api_worker): process_usage()},
@@ -292,13 +291,13 @@ class Service:
         return [self.snapshot(), *([] if self.places is None else self.places.snapshots()), *others]
 
     def _shared_statistics(self) -> dict[str, dict[str, float]]:
-        statistics: dict[str, attrs.AttrsInstance] = {
+        statistics: dict[str, AttrsInstance] = {
             "media_cache": self.media.cache.statistics(),
             "media_fetches": self.media.fetcher.turns.statistics(),
             "result_cache": self.results.statistics(),
             "batches": self.batches.statistics(),
         }
-        return {name: attrs.asdict(record) for name, record in statistics.items()}
+        return {name: asdict(record) for name, record in statistics.items()}
 
     def _gauges(self) -> Gauges:
         return {

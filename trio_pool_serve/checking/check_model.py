@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import attrs
 import msgspec
 import numpy as np
 import trio
-from attrs import evolve
+from attrs import asdict, evolve
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -81,7 +80,7 @@ def run_check(config: Config, arguments: Sequence[str], *, measure: bool, as_jso
     except (PoolServeError, OSError) as error:
         report = Refusal(error=str(error))
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(attrs.asdict(report)), indent=2).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(asdict(report)), indent=2).decode() + "\n")
     elif isinstance(report, ModelReport):
         print_report(report, Console(highlight=False))
     if isinstance(report, ModelReport):

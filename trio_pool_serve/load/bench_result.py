@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import attrs
 import numpy as np
-from attrs import frozen
+from attrs import asdict, frozen
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -188,8 +187,7 @@ def _ratio_table(results: Sequence[ServerResult]) -> Table:
 def as_document(results: Sequence[ServerResult], load: LoadOptions, requests: RequestOptions) -> dict[str, Any]:
     """Return the results and settings for JSON by msgspec, which writes NaN as null, without the API key."""
     return {
-        "settings": attrs.asdict(load)
-        | attrs.asdict(requests, filter=lambda attribute, _: attribute.name != "api_key"),
+        "settings": asdict(load) | asdict(requests, filter=lambda attribute, _: attribute.name != "api_key"),
         "servers": [
             {
                 "url": result.url,

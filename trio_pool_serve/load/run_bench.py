@@ -235,17 +235,11 @@ def _lines_of(path: Path) -> list[str]:
     return lines
 
 
-class WithUsage(msgspec.Struct):
-    """The usage in a response."""
-
-    usage: dict[str, Any] | None = None
-
-
 def total_tokens_of(response: Response) -> int | None:
     """Return the number of tokens in a response's usage; ``None`` if there is none."""
     try:
-        tokens = (msgspec.json.decode(response.body, type=WithUsage).usage or {}).get("total_tokens")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        tokens = msgspec.json.decode(response.body)["usage"]["total_tokens"]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
         return None
     return tokens if isinstance(tokens, int) and tokens > 0 else None
 

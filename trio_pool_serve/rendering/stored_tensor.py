@@ -99,8 +99,12 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers."""
-        return count_of(self.shape) * ITEM_BYTES[self.dtype]
+        """Bytes of the numbers. Raises ``InvalidRequestError`` for more than ``MAX_DIMENSIONS``."""
+        require_tensor(
+            len(self.shape) <= MAX_DIMENSIONS,
+            f"The tensor has {len(self.shape)} dimensions; it must have 2: tokens and hidden size.",
+        )
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def rows(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return a view of rows of a matrix, shape (last − first, columns); bfloat16 as uint16."""
@@ -108,15 +112,6 @@ class StoredTensor:
         return np.ndarray(
             self.shape, kind, self.buffer, self.start, self.strides, "F" if self.is_column_major else "C"
         )[first:last]
-
-
-def count_of(shape: tuple[int, ...]) -> int:
-    """Return how many numbers a shape has. Raises ``InvalidRequestError`` above ``MAX_DIMENSIONS``."""
-    require_tensor(
-        len(shape) <= MAX_DIMENSIONS,
-        f"The tensor has {len(shape)} dimensions; it must have 2: tokens and hidden size.",
-    )
-    return math.prod(shape)
 
 
 def read_tensor(buffer: FileBytes) -> StoredTensor:

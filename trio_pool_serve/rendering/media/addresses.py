@@ -88,9 +88,6 @@ def _can_be_bound(family: socket.AddressFamily, address: str) -> bool:
 MAX_CONCURRENT_LOOK_UPS = 16
 """Threads that wait for name servers, also for cancelled look-ups; one client has at most half of them."""
 
-LookUp = Callable[..., Sequence[tuple[Any, ...]]]
-"""A function with the signature of ``socket.getaddrinfo``."""
-
 
 @define(eq=False)
 class Resolver:
@@ -100,7 +97,8 @@ class Resolver:
     its token until it finishes, even after cancellation, and slow look-ups never take threads from other work.
     """
 
-    look_up: LookUp = socket.getaddrinfo
+    look_up: Callable[..., Sequence[tuple[Any, ...]]] = socket.getaddrinfo
+    """A function with the signature of ``socket.getaddrinfo``."""
     turns: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_LOOK_UPS, MAX_CONCURRENT_LOOK_UPS // 2)
     )

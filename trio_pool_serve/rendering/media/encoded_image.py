@@ -84,13 +84,11 @@ def read_file_url(url: str, allowed: Path | None, max_bytes: int) -> bytes:
 
 
 def _path_of(url: str) -> str:
-    try:
+    with suppress(ValueError):
         split = urlsplit(url)
         path = unquote(split.path)
         if split.netloc in ("", "localhost") and path.startswith("/") and "\0" not in path:
             return path
-    except ValueError:
-        pass
     raise InvalidRequestError("The URL of the image must be file:/// and an absolute path.")
 
 

@@ -18,15 +18,13 @@ from trio_pool_serve.rendering.text.tokenizer import Positions
 MAX_OVERLAP = 8
 """Maximum ratio of the tokens of all chunks to the document's: each token is added up that often."""
 
-ChunkTokens = npt.NDArray[np.int32]
-"""The first token of each chunk and the one after its last, shape (chunks, 2)."""
-
 
 def tokens_of_chunks(
     chunks: Sequence[tuple[int, int]], text: str, positions: Positions, *, begin: int, first_pooled: int
-) -> ChunkTokens:
-    """Return the tokens of each chunk of the document that begins at ``begin`` in the text.
+) -> npt.NDArray[np.int32]:
+    """Return the first token of each chunk and the one after its last, shape (chunks, 2).
 
+    The document begins at ``begin`` in the text.
     ``positions`` are the positions of the text's tokens. A chunk at the document's beginning begins at
     ``first_pooled``, or with its own first token if it ends before that. Raises ``InvalidRequestError`` for a chunk
     without tokens, and for chunks with too many tokens together.
