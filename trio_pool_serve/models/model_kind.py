@@ -13,7 +13,7 @@ from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.media.image_processor import ImageFormat
-from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat
+from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import PoolingTask, SparseEmbed, SparseLookup
 
@@ -258,5 +258,5 @@ class ModelKind(Generic[Spec]):
     open_runner: str = ""
     exported_heads: "Callable[[Spec], BuiltHeads] | None" = None
     text_format: Callable[[Spec, Tokenizer], TextFormat] = lambda spec, tokenizer: TextFormat()  # noqa: ARG005
-    pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: JoinedPair()  # noqa: ARG005
+    pair_format: Callable[[Spec, Tokenizer], PairFormat] = lambda spec, tokenizer: PairFormat()  # noqa: ARG005
     image_format: Callable[[ModelFolder[Spec]], ImageFormat] | None = None

@@ -20,6 +20,7 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
+from trio_pool_serve.rendering.text.formats import PairFormat
 from trio_pool_serve.rendering.text.length_limit import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
@@ -31,7 +32,7 @@ OF_FLAG = "The folder declares no prompt for pairs and is scored with Qwen3-Rera
 
 
 @frozen(kw_only=True)
-class RerankerTemplate:
+class RerankerTemplate(PairFormat):
     """The prompt of Qwen3-Reranker's model card: prefix and suffix are never truncated, the body may be.
 
     It is the pair format of models without a chat template for pairs.

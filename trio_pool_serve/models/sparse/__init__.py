@@ -18,7 +18,7 @@ from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles,
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, pooling_modes
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import LookupFormat, TextFormat
+from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
@@ -171,10 +171,8 @@ def _require_same_tokenizer(table: Path, transformer: Path) -> None:
 
 
 def sparse_text_format(spec: Sparse, _: Tokenizer) -> TextFormat:
-    """Return a ``LookupFormat`` if some input type is looked up, else the default format."""
-    if not spec.lookup_input_types:
-        return TextFormat()
-    return LookupFormat(
+    """Return the format, with the input types that are looked up."""
+    return TextFormat(
         limits=dict.fromkeys(spec.lookup_input_types, spec.lookup_length) if spec.lookup_length else {},
         lookup_input_types=spec.lookup_input_types,
     )

@@ -21,7 +21,7 @@ from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import LookupFormat
+from trio_pool_serve.rendering.text.formats import TextFormat
 
 MAX_TOKENS = 2**17
 """Maximum tokens of an input unless tokenizer.json or ``--max-model-len`` sets another: the models have no maximum,
@@ -108,7 +108,7 @@ def _max_length(path: Path) -> int | None:
 STATIC = ModelKind(
     read=read_static,
     open_runner="trio_pool_serve.models.static.loading:open_static",
-    text_format=lambda spec, tokenizer: LookupFormat(  # noqa: ARG005
+    text_format=lambda spec, tokenizer: TextFormat(  # noqa: ARG005
         lookup_input_types=frozenset({None, *get_args(InputType)})
     ),
 )

@@ -9,7 +9,7 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, shorten
+from trio_pool_serve.rendering.text.formats import PairFormat, shorten
 from trio_pool_serve.rendering.text.length_limit import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -58,11 +58,11 @@ def expects_content_parts(template: str) -> bool:
 
 
 MAX_KNOWN_SUFFIXES = 1024
-"""Bounds the cache of template suffixes by instruction: clients can send instructions of their choice."""
+"""Maximum entries of the cache of template suffixes by instruction: clients can send instructions of their choice."""
 
 
 @define(eq=False)
-class ChatPair:
+class ChatPair(PairFormat):
     """Renders a pair as a conversation of a query and a document.
 
     Truncation keeps the template's text after both, where the model answers.
@@ -115,13 +115,13 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
     Raises ``ModelLoadError`` if the files require a template that cannot be used.
     """
     if template is None:
-        return JoinedPair()
+        return PairFormat()
     fault = _fault(template, tokenizer)
     if fault is None:
         return ChatPair(template)
     if template.required:
         raise ModelLoadError(f"The chat template cannot carry a query and a document: {fault}.")
-    return JoinedPair()
+    return PairFormat()
 
 
 def _fault(template: ChatFormat, tokenizer: Tokenizer) -> str | None:

@@ -4,7 +4,7 @@ A token belongs to the chunk in which its first character other than a blank is:
 count the blank in front of a word to its token. As in the reference implementation
 (https://github.com/jina-ai/late-chunking, ``_extend_special_tokens`` in ``chunked_pooling/mteb_chunked_eval.py``), the
 special tokens in front of the document, and an instruction that is pooled, belong to the chunk at its beginning, and
-special tokens behind it to the chunk at its end. So one chunk that is the whole document has the document's vector.
+special tokens after it to the chunk at its end. So one chunk that is the whole document has the document's vector.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ If only the first N tokens are kept, the text is cut before it is tokenised. The
 whole text. Tokenizers work word by word, so a cut changes the tokens of the word it divides and no others; inside a
 very long word (Chinese has no blanks) byte-pair merges and unigram paths agree again after a few different characters.
 So an excerpt is accepted if it yields N tokens plus a margin and its end at the cut contains a word boundary or enough
-different characters. Without these (one character repeated a thousand times) the tokens behind the margin must stay the
+different characters. Without these (one character repeated a thousand times) the tokens beyond the margin must stay the
 same when the cut is moved by a few characters. If not (long runs of blanks, words that become one unknown token), the
 excerpt grows.
 
@@ -117,7 +117,7 @@ def _settles(at_cut: str, side: TruncationSide) -> bool:
 
 
 def _ignores_cut(tokenizer: Tokenizer, at_cut: str, side: TruncationSide) -> bool:
-    """Whether tokens behind the margin stay the same when the cut is moved."""
+    """Whether tokens beyond the margin stay the same when the cut is moved."""
     encoded = tokenizer.encode(at_cut)
     keep = len(encoded) - MARGIN_TOKENS
     if keep < MARGIN_TOKENS:

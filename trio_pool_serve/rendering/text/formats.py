@@ -1,11 +1,10 @@
 """How a kind of model renders a text, and two texts together.
 
 Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template
-(``rendering/chat/pair_templates.py``). ``ModelKind.pair_format`` says which format a kind has.
+(``rendering/chat/pair_templates.py``). ``ModelKind.pair_format`` chooses the format of a kind.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 from attrs import Factory, evolve, frozen
@@ -19,7 +18,10 @@ from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 @frozen(kw_only=True)
 class TextFormat:
-    """The format of most models: no prefix, and the model's maximum length for every input type."""
+    """The format of most models: no prefix, and the model's maximum length for every input type.
+
+    Texts of the ``lookup_input_types`` have no special tokens, so they can be empty.
+    """
 
     prefix: str = ""
     """Text in front of every input and its instruction."""
@@ -27,6 +29,8 @@ class TextFormat:
     """Maximum tokens of a text by input type, special tokens included, if less than the model's maximum."""
     added_tokens: int = 0
     """Number of tokens that ``finish`` adds to every text."""
+    lookup_input_types: frozenset[InputType | None] = frozenset()
+    """Input types whose texts are looked up in a table, not computed by a transformer."""
 
     def limited(self, params: RenderingParams, max_model_len: int) -> tuple[RenderingParams, int]:
         """Return the params with the truncation that this format requires, and the maximum number of tokens.
@@ -38,49 +42,33 @@ class TextFormat:
             params = evolve(params, truncate_to=most)
         return params, most
 
-    def adds_special_tokens(self, input_type: InputType | None) -> bool:  # noqa: ARG002
+    def adds_special_tokens(self, input_type: InputType | None) -> bool:
         """Whether texts of this input type have special tokens at all."""
-        return True
-
-    def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:  # noqa: ARG002
-        """Return the model input; ``token_ids`` already include special tokens."""
-        return RenderedPrompt(token_ids)
-
-
-@frozen(kw_only=True)
-class LookupFormat(TextFormat):
-    """Texts of the ``lookup_input_types`` have no special tokens, so they can be empty."""
-
-    lookup_input_types: frozenset[InputType | None]
+        return input_type not in self.lookup_input_types
 
     def finish(self, token_ids: TokenIds, input_type: InputType | None) -> RenderedPrompt:
-        """Replace an empty row by one token that is not attended to: a row of a batch has at least one token."""
-        if input_type in self.lookup_input_types and len(token_ids) == 0:
+        """Return the model input; ``token_ids`` already include special tokens.
+
+        An empty text to look up becomes one token that is not attended to: a row of a batch has at least one token.
+        """
+        if len(token_ids) == 0 and input_type in self.lookup_input_types:
             return RenderedPrompt(np.zeros(1, dtype=np.int32), attended=0)
         return RenderedPrompt(token_ids)
 
-    def adds_special_tokens(self, input_type: InputType | None) -> bool:
-        """Return whether the text is computed by the transformer."""
-        return input_type not in self.lookup_input_types
 
+class PairFormat:
+    """How a kind of model joins two texts: both, truncated longest first, with the special tokens of a pair.
 
-class PairFormat(Protocol):
-    """How a kind of model joins two texts."""
-
-    def render(
-        self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
-    ) -> RenderedPrompt:
-        """Return the model input. Raises ``ContextLengthError``, ``InvalidRequestError`` or ``UnicodeError``."""
-
-
-@frozen
-class JoinedPair:
-    """Both texts, truncated longest first, with the special tokens of a pair."""
+    Kinds that join texts in another way have a subclass.
+    """
 
     def render(
         self, tokenizer: Tokenizer, prompt: PairPrompt, params: RenderingParams, max_model_len: int
     ) -> RenderedPrompt:
-        """Return the token ids, with their segments if the model uses any."""
+        """Return the token ids, with their segments if the model uses any.
+
+        Raises ``ContextLengthError``, ``InvalidRequestError`` or ``UnicodeError``.
+        """
         special = tokenizer.pair_special_tokens if params.add_special_tokens else 0
         keep, side = available_tokens(params, max_model_len, special), params.truncation_side
         if params.instruction:

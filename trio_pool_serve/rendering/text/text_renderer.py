@@ -14,7 +14,7 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt
-from trio_pool_serve.rendering.text.formats import JoinedPair, PairFormat, TextFormat, shorten
+from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat, shorten
 from trio_pool_serve.rendering.text.length_limit import encode_input, too_long
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
@@ -37,12 +37,12 @@ class TextRenderer:
     vocab_size: int = field(kw_only=True)
     """Size of the vocabulary: token ids are smaller."""
     pools_instruction: bool = field(default=True, kw_only=True)
-    pair_format: PairFormat = field(factory=JoinedPair, kw_only=True)
+    pair_format: PairFormat = field(factory=PairFormat, kw_only=True)
     text_format: TextFormat = field(factory=TextFormat, kw_only=True)
     route: int = field(default=0, kw_only=True)
     """The number of the route that it renders for."""
     routes: "Mapping[InputType | None, TextRenderer]" = field(factory=dict, kw_only=True)
-    """For a model with several routes, the renderer of each input type that has one; else empty."""
+    """The renderers of a model with several routes, by the input types that have one; empty for other models."""
     _instruction_tokens: Callable[[Tokenizer, str, bool], int] = field(
         init=False,
         default=Factory(
@@ -246,7 +246,7 @@ def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:
     """Count the instruction's tokens that remain after truncation on the left, and the special ones before them.
 
-    ``of_text`` is the number of tokens of the text behind the instruction. 0 if nothing of the instruction remains.
+    ``of_text`` is the number of tokens of the text after the instruction. 0 if no token of the instruction remains.
     """
     remaining = len(token_ids) - special - of_text
     if remaining <= 0:
@@ -273,7 +273,7 @@ ALWAYS_READ = MARGIN_TOKENS * CHARACTERS_PER_TOKEN
 """Characters of a text that are tokenised even if hardly any of its tokens are kept."""
 
 MAX_WINDOWS = 512
-"""Per text. Each is a row in the queue, and their vectors are combined on the event loop."""
+"""Maximum windows of a text. Each is a row in the queue, and their vectors are combined on the event loop."""
 
 MAX_KNOWN_INSTRUCTIONS = 1024
-"""Bounds the cache of instruction lengths: clients can send instructions of their choice."""
+"""Maximum entries of the cache of instruction lengths: clients can send instructions of their choice."""

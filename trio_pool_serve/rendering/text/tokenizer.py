@@ -75,7 +75,7 @@ class Tokenizer(ABC):
     truncation_side: TruncationSide = "right"
     """Where texts are truncated unless a request says otherwise."""
     routes: "Sequence[Tokenizer]" = ()
-    """For a model with several routes, the tokenizer of each, by number."""
+    """The tokenizers of a model with several routes, by the route's number; empty for other models."""
     _has_segments: bool = True
     """Whether the model tells the two texts of a pair apart."""
     special_tokens: int = field(init=False)
@@ -148,9 +148,9 @@ class Tokenizer(ABC):
     def id_named(self, name: str) -> int | None:
         """Return the id of a special token by its name, such as ``mask_token``; ``None`` if there is none."""
 
-    @abstractmethod
     def copy(self) -> "Tokenizer":
-        """Return a tokenizer that another thread can use at the same time."""
+        """Return a tokenizer that another thread can use at the same time: itself, unless its calls change it."""
+        return self
 
     def _pair(self, token_ids: Sequence[int], type_ids: Sequence[int]) -> tuple[TokenIds, TokenIds | None]:
         segments = np.array(type_ids, dtype=np.int32) if self._has_segments and any(type_ids) else None
