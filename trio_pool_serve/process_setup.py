@@ -150,7 +150,7 @@ async def open_service(config: Config, niceness: int | None = NICENESS) -> Async
             try:
                 yield service
             except BaseException as error:
-                error_of_block = error  # raised behind the nursery, which would put it into a group
+                error_of_block = error  # raised after the nursery, which would put it into a group
             nursery.cancel_scope.cancel(reason="the block has ended")
     if error_of_block is not None:
         raise error_of_block

@@ -75,7 +75,7 @@ def refuse_unknown(call: str, arguments: Iterable[str], known: Collection[str]) 
 
 
 def _with_known_arguments(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Have a method refuse unknown arguments by its own name, before Python says that others are missing."""
+    """Make a method refuse unknown arguments by its own name, before Python reports missing ones."""
     known = [*[*signature(method).parameters][1:-1], *Options.__annotations__]  # without self and options
 
     @wraps(method)
@@ -113,7 +113,7 @@ class ModelFacts:
     max_model_len: int
     """Tokens of an input."""
     labels: tuple[str, ...]
-    """Of a classifier."""
+    """The labels of a classifier."""
     fingerprint: str
     """What computes its outputs: the header ``Model-Fingerprint`` of a server."""
 
@@ -341,7 +341,7 @@ def _place(name: str, index: int) -> str:
 
 @contextmanager
 def _named_inputs(inputs: Mapping[str, list[str]], begin: int = 0) -> Iterator[None]:
-    """Name the input, or the option of this module, that an error is about; its texts are those from ``begin`` on."""
+    """Name the input, or the option of this module, that an error is about; its texts begin at ``begin``."""
     try:
         yield
     except InputError as error:

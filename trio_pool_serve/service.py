@@ -1,4 +1,4 @@
-"""The service behind the routes: models, engines, limiters and metrics in one nursery."""
+"""The service that the routes use: models, engines, limiters and metrics in one nursery."""
 
 import logging
 import time

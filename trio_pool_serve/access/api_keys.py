@@ -151,7 +151,7 @@ class ApiKeys:
         init=False, default=Factory(lambda self: self._of_flags, takes_self=True)
     )
     _usage: dict[tuple[str, bool], KeyUsage] = field(init=False, factory=dict)
-    """By the key's name, and whether it is the usage by jobs. Usage stays when the file is reloaded."""
+    """Usage by the key's name, and whether it is the usage by jobs. It stays when the file is reloaded."""
 
     @property
     def are_needed(self) -> bool:

@@ -207,7 +207,7 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Set the peak to what is resident now; if the kernel does not allow it, the peak is that of the whole process."""
+    """Set the peak to the present resident memory. If the kernel forbids it, the peak of the whole process remains."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 

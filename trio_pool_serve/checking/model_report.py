@@ -41,9 +41,9 @@ class Speed:
     """How fast rows of one length are computed, without HTTP and tokenising."""
 
     tokens: int
-    """Of each row."""
+    """Length of each row."""
     rows_per_s: float
-    """With the number of concurrent batches that a server would compute."""
+    """Rows per second, with the number of concurrent batches that a server would compute."""
     tokens_per_s: float
     ms_alone: float
     """Median time from the submission of a row to its output, with no other rows, in milliseconds."""

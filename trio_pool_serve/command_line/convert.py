@@ -20,7 +20,7 @@ from trio_pool_serve.types import Prepare, RunnerParams
 
 
 class _TorchComputesError(Exception):
-    """Torch computes the model; the message says why."""
+    """Torch computes the model; the message is the reason."""
 
 
 def run_convert(config: Config) -> int:

@@ -160,7 +160,7 @@ FOREIGN = {
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with those in ``VALUES`` and the flags in ``ALIASES`` replaced by this server's.
+    """Return the arguments, with arguments in ``VALUES`` and flags in ``ALIASES`` replaced by this server's.
 
     Raises ``ValueError``, which names every flag that is not a setting of this server, with its replacement.
     """

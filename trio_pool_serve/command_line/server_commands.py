@@ -53,7 +53,7 @@ REPORT = ReportOptions()
 NO_TABLES = ModelTables()
 
 LAST_COUNTS = Parameter(allow_repeating=True)
-"""Of a flag with one value that is given twice, the last one counts; flags with several values collect them."""
+"""The last value counts if a flag with one value is given twice; flags with several values collect them."""
 
 SERVING = Group("Servers", sort_key=0)
 TOOLS = Group("Tools", sort_key=2)

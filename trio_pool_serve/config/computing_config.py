@@ -137,7 +137,7 @@ class ProcessesConfig:
 
     @property
     def computes_here(self) -> bool:
-        """Whether models compute in the API process; otherwise behind links."""
+        """Whether models compute in the API process; otherwise at the other end of links."""
         return self.engine in ("local", None)
 
     @property

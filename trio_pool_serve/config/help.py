@@ -4,7 +4,7 @@ from cyclopts import Parameter
 
 
 def help_(text: str, *, default: str | None = None, negative: tuple[()] | None = None) -> Parameter:
-    """Return the parameter of an option; ``default`` describes a default whose value says too little."""
+    """Return the parameter of an option; ``default`` describes a default whose value alone is unclear."""
     return Parameter(help=text, negative=negative, show_default=default and (lambda _: default))
 
 

@@ -15,7 +15,7 @@ from trio_pool_serve.config.setting import Text, converted, did_you_mean, plain_
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 ANY_NAME = "*"
-"""As a further name of a model: it also serves requests that name an unknown model."""
+"""A further name of a model that also serves requests that name an unknown model."""
 
 OF_THE_SERVER = frozenset({"served_model_name", "device", "cache_dir"})
 """Settings that tables do not accept. A model is named by its table, and by ``aliases``."""

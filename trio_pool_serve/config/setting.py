@@ -18,7 +18,7 @@ WORDS: Mapping[Any, str] = {int: "a whole number", bool: "true or false", str: "
 
 @frozen
 class Setting:
-    """The description of one setting; ``default`` describes a default whose value says too little."""
+    """The description of one setting; ``default`` describes a default whose value alone is unclear."""
 
     text: str
     default: str | None = None

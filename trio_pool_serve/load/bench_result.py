@@ -101,7 +101,7 @@ COMPARED: Mapping[str, Callable[[Round], float]] = {
 
 
 def ratios(result: ServerResult, base: ServerResult) -> dict[str, float]:
-    """Return quantities of a server divided by those of another: the medians of each round's ratio."""
+    """Return quantities of a server divided by the same quantities of another: the medians of each round's ratio."""
     both = zip(result.rounds, base.rounds, strict=False)
     pairs = [(ours, theirs) for ours, theirs in both if ours.latencies_ms and theirs.latencies_ms]
     if not pairs:

@@ -78,7 +78,7 @@ class ResponseReader:
     is_complete: bool = field(init=False, default=False)
     keeps_alive: bool = field(init=False, default=False)
     has_length: bool = field(init=False, default=False)
-    """Whether a header says where the body ends; otherwise the connection ends with it."""
+    """Whether a header tells the end of the body; otherwise the connection ends with it."""
     _head_bytes: int = field(init=False, default=0)
     _parser: httptools.HttpResponseParser = field(
         init=False, default=Factory(httptools.HttpResponseParser, takes_self=True)

@@ -24,12 +24,12 @@ CLIENT_SHARE = 0.5
 
 MAX_CONCURRENT_PREPARATIONS = 4
 """An image's size is unknown until it is prepared: at most this many can exceed the budget. A client leaves one to
-others, as its token embeddings wait for a thread behind all its other work."""
+others, because its token embeddings wait until a thread has done all its other work."""
 
 RETRY_AFTER_S = 1.0
 
 SHORTAGE_EVERY_S = 1.0
-"""Between two calls of ``on_shortage``, which may look at thousands of bodies."""
+"""Minimum seconds between two calls of ``on_shortage``, which may look at thousands of bodies."""
 
 
 def in_units(nbytes: int) -> str:

@@ -326,7 +326,7 @@ def _members(buffer: FileBytes) -> Mapping[str, FileBytes]:
 
 def _content(buffer: FileBytes, offset: int, size: int) -> FileBytes:
     """Return the content of a member, which follows its local header. Raises ``ValueError``."""
-    begin = offset + 30 + sum(buffer[offset + 26 : offset + 30].view("<u2").tolist())  # behind its name and extra field
+    begin = offset + 30 + sum(buffer[offset + 26 : offset + 30].view("<u2").tolist())  # after its name and extra field
     if offset < 0 or buffer[offset : offset + 4].tobytes() != b"PK\3\4" or begin + size > len(buffer):
         raise ValueError("no member of the archive is there")
     return buffer[begin : begin + size]

@@ -18,12 +18,12 @@ class NamedModels:
     """First in the order of the settings, then in the order of loading. The first one is the default."""
 
     def among(self, names: Collection[str] | None) -> list[ServedModel]:
-        """Return the models in order; if ``names`` is given, only those with a name or alias in it."""
+        """Return the models in order; if ``names`` is given, only models with a name or alias in it."""
         models = [*self.by_name.values()]  # a copy: threads look up models, too
         return [served for served in models if names is None or any(name in names for name in served.source.names)]
 
     def adapters_among(self, names: Collection[str] | None) -> list[tuple[ServedModel, ServedAdapter]]:
-        """Return the adapters with their models in order; if ``names`` is given, only those with a name in it."""
+        """Return the adapters with their models in order; if ``names`` is given, only adapters with a name in it."""
         of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
         return [each for each in of_models if names is None or each[1].name in names]
 
@@ -56,12 +56,12 @@ class NamedModels:
     def without_suffix(
         self, name: str | None, suffixes: Collection[str], *, among: Collection[str] | None
     ) -> tuple[str | None, str]:
-        """Split a name into that of a model and the suffix behind it.
+        """Split a name into the name of a model and a suffix.
 
         The name stays as it is if it is known, or unknown without the suffix, too. ``among`` limits the names, if
         given.
         """
-        suffix = next((each for each in suffixes if name and name.endswith(each)), "")
+        suffix = next((each for each in suffixes if name.endswith(each)), "") if name else ""
         if not suffix or name is None or self._allowed(name, among):
             return name, ""
         stem = name.removesuffix(suffix)

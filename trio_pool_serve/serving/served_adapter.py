@@ -26,7 +26,7 @@ class ServedAdapter:
     """``None`` until its files have been read and a row has been computed with it."""
     created: float = field(init=False, factory=time.time)
     last_used: float | None = field(init=False, default=None)
-    """Both in seconds since the epoch."""
+    """Time of the last use; like ``created`` in seconds since the epoch."""
 
     @property
     def shown_location(self) -> str:

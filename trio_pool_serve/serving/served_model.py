@@ -34,7 +34,7 @@ class ServedModel:
     engine: Engine
     loaded: Model | None = None
     folder: AnyModelFolder | None = None
-    """Its files; known from the first load on, or read at start if it is not loaded then."""
+    """The model's files; known from the first load on, or read at start if it is not loaded then."""
     facts: RunnerFacts = field(default=RunnerFacts(max_batch_tokens=0), kw_only=True)
     """The facts of the engine, with ``Model.computed_by``, as of the last load."""
     adapters: dict[str, ServedAdapter] = field(
@@ -44,7 +44,7 @@ class ServedModel:
             takes_self=True,
         ),
     )
-    """By name. At a model's first load, those of the settings are checked."""
+    """Adapters by name. At a model's first load, the adapters of the settings are checked."""
     probe: DeepProbe = field(init=False, default=Factory(lambda self: DeepProbe(self.engine), takes_self=True))
     created: float = field(init=False, factory=time.time)
     """Seconds since the epoch."""
@@ -66,18 +66,18 @@ class ServedModel:
     idle_since: float = field(init=False, default=0.0)
     """When ``users`` became 0, by trio's clock."""
     scope: trio.CancelScope = field(init=False, factory=trio.CancelScope)
-    """Cancelled to unload it."""
+    """Cancelled to unload the model."""
     settled: trio.Event = field(init=False, factory=trio.Event)
-    """Set once a load has succeeded or failed; a new event for each load."""
+    """An event that is set once a load has succeeded or failed; a new one for each load."""
     ended: trio.Event = field(init=False, factory=trio.Event)
-    """Set once it is unloaded and its memory is free; a new event for each load."""
+    """An event that is set once the model is unloaded and its memory is free; a new one for each load."""
     removed: trio.Event = field(init=False, factory=trio.Event)
-    """Set once its name is free."""
+    """An event that is set once the model's name is free."""
     unused: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked once no request uses it."""
 
     async def check_adapters(self, folder: AnyModelFolder, offload: Offload) -> Mapping[str, Adapter]:
-        """Check adapters of the settings; return those of the model's own tasks. The engine must be ready.
+        """Check adapters of the settings; return the adapters of the model's own tasks. The engine must be ready.
 
         One that a request is adding is checked by that request, and does not fail the model's load. Raises
         ``ModelLoadError``. Cancellation: as ``ServedAdapter.check``.
@@ -117,12 +117,12 @@ class ServedModel:
 
     @property
     def reported_load(self) -> dict[str, Any]:
-        """Its part of ``/load``."""
+        """The model's part of ``/load``."""
         load = asdict(self.engine.statistics())
         return {**load, "state": "unloaded"} if self.state in ("unloading", "unloaded") else load
 
     def gauges(self) -> Gauges:
-        """Return its metrics other than those of its engine."""
+        """Return the model's metrics, without the metrics of its engine."""
         state = "unloaded" if self.state in ("unloading", "unloaded") else self.engine.state
         return {"model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")}}
 

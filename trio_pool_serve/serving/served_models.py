@@ -50,7 +50,7 @@ class ServedModels(NamedModels):
     on_loaded: Callable[[], object]
     """Called once, after the initial models are loaded."""
     are_loaded: trio.Event = field(init=False, factory=trio.Event)
-    """Set once the initial models are loaded."""
+    """An event that is set once the initial models are loaded."""
     _initial: list[ServedModel] = field(init=False)
     """The models to load at start: the first ``--max-loaded-models``."""
     _unloading: set[ServedModel] = field(init=False, factory=set)
@@ -231,7 +231,7 @@ class ServedModels(NamedModels):
             if served.state == "unloaded" and trio.current_time() >= served.retry_at:
                 self._begin_loading(served)
             await served.settled.wait()
-            if served.failure:  # not told to clients: it may name files
+            if served.failure:  # clients do not get it: it may name files
                 name = served.source.name
                 raise UnavailableError(
                     f"The model `{name}` cannot be loaded now; the server's log contains the reason."
@@ -353,7 +353,7 @@ class ServedModels(NamedModels):
 
     @property
     def descriptions(self) -> dict[str, str]:
-        """How the loaded models are computed, by name; without those on other machines."""
+        """How the loaded models are computed, by name; without models on other machines."""
         places = self.maker.places
         remote = {} if places is None or places.supervisor is None else places.supervisor.descriptions
         loaded = {name: served.engine.devices for name, served in self.by_name.items() if served.state == "loaded"}

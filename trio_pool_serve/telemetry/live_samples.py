@@ -28,7 +28,7 @@ COUNTERS: Mapping[str, str] = {
     "tokens": "tokens",
     "busy": "busy_seconds",
 }
-"""By the names of their rates in a sample."""
+"""Counters by the names of their rates in a sample."""
 
 REFUSALS = "refusals"
 """A counter by reason, the label ``of``."""
@@ -122,7 +122,7 @@ class Totals:
         """Return the counts since ``before`` of the processes that are in both.
 
         A process that was started meanwhile, or did not answer in time, is left out: its counts since its start are not
-        those of this second.
+        the counts of this second.
         """
         passed: Counted = defaultdict(float)
         for identity in self.processes.keys() & before.processes.keys():
@@ -230,7 +230,7 @@ class LiveHistory:
     state: Callable[[], str]
     samples: deque[bytes] = field(init=False, factory=lambda: deque(maxlen=KEPT))
     viewers: int = field(init=False, default=0)
-    """Updated by the viewers."""
+    """Number of connected viewers, which update it."""
     taken: int = field(init=False, default=0)
     """Number of the last sample; the first is 1."""
     _due: float = field(init=False, default=0.0)

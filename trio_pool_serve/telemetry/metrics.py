@@ -101,7 +101,7 @@ class EngineMetrics:
     busy: Counter
     padding_waste: Histogram
     faults: Mapping[str, Counter]
-    """By the names in ``FAULTS``."""
+    """Counters by the names in ``FAULTS``."""
     add_gauges: Callable[[Callable[[], Gauges]], None]
     """Registers a function that returns gauges; it is called before each scrape."""
 
@@ -115,7 +115,7 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._sources: list[tuple[str | None, Callable[[], Gauges]]] = []
-        """Of gauges, each with the model that labels them, if any."""
+        """Sources of gauges, each with the model that labels its gauges, if any."""
         self._taken: list[tuple[str | None, Gauges]] = []
 
         def seconds(name: str, what: str) -> Histogram:
@@ -143,7 +143,7 @@ class Metrics(Collector):
             "busy": count(BUSY.removeprefix(PREFIX), "Seconds with a batch in flight", "model"),
             "padding_waste": by_model("padding_waste", "Share of a batch's tokens that are padding", SHARES),
         }
-        """By the fields of ``EngineMetrics``."""
+        """Metrics by the fields of ``EngineMetrics``."""
         self._faults = count("faults", "Faults of batches, by kind", "model", "of")
         changes = count("model_changes", "Loads and unloads of models", "of")
         self.model_changes = {of: changes.labels(of) for of in CHANGES}

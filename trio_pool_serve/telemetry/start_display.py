@@ -15,7 +15,7 @@ QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error", "TRAN
 _phase = ""
 _show: Callable[[str], object] | None = None
 _end: Callable[[], object] | None = None
-"""Set while the line is on the terminal of this process."""
+"""Removes the line; ``None`` unless the line is on the terminal of this process."""
 
 
 def report_phase(phase: str) -> None:

@@ -17,7 +17,7 @@ class RequestTimings:
     """
 
     waited_s: float = 0.0
-    """From the request's arrival until the server read it, as far as known, and until it was decoded in a thread."""
+    """Seconds from the request's arrival until the server read it, if known, and until a thread had decoded it."""
     started: float = field(
         init=False, default=Factory(lambda self: time.perf_counter() - self.waited_s, takes_self=True)
     )
@@ -70,7 +70,7 @@ class RequestTimings:
     def server_timing(self) -> str:
         """Return the value of the ``Server-Timing`` header, in milliseconds as specified.
 
-        If rows were looked up in the cache of results, ``cache`` says how many were found.
+        If rows were looked up in the cache of results, ``cache`` shows how many were found.
         """
         durations = {**self.stages(), "total": self.total_s}
         entries = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items()]

@@ -51,7 +51,7 @@ class Tracing:
 
     The SDK's ``BatchSpanProcessor`` sends up to 512 spans at a time from its own daemon thread, and drops spans once
     2048 are waiting: a slow or missing collector delays no request. The SDK's variables ``OTEL_*`` apply, including
-    those for sampling; by default the caller's decision counts, and requests without one are sampled.
+    the variables for sampling; by default the caller's decision counts, and requests without one are sampled.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Tracing:
         return self._tracer.start_span(f"{method} {route}", parent, SpanKind.SERVER, attributes=known)
 
     def traceparent_of(self, span: Any) -> str:
-        """Return the ``traceparent`` header of a response, which tells the client its span."""
+        """Return the ``traceparent`` header of a response, which names the span to the client."""
         context = span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 

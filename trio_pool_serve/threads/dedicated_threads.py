@@ -1,7 +1,7 @@
 """OS threads for work that must not move between threads.
 
 OpenMP gives each OS thread that computes a team of worker threads and buffers of its own. trio's threads come and go
-and are shared with other work: forward passes that move between them leave a team behind in each, and the teams compete
+and are shared with other work: forward passes that move between them leave a team in each, and the teams compete
 for the cores.
 """
 

@@ -1,11 +1,11 @@
 """Blocking callables in threads, under named capacity limiters.
 
 All work that would block the event loop goes through ``Offload.run``: one thread hop, about 75 µs, under a named
-limiter. Each kind of work has its own limiter, so a finished output does not wait behind another request's
+limiter. Each kind of work has its own limiter, so a finished output does not wait for another request's
 tokenisation.
 
 Worker threads are nicer than the event loop, and OpenMP threads spin briefly. Answering ``/health`` takes microseconds,
-a forward pass milliseconds. Otherwise, on a machine without an idle core, the loop would wait for its fair share behind
+a forward pass milliseconds. Otherwise, on a machine without an idle core, the loop would wait for its fair share beside
 the threads whose work it started.
 """
 
@@ -253,7 +253,7 @@ class Offload:
                     limiter=self._reloading.setdefault(what, trio.CapacityLimiter(1)),
                 )
         except (OSError, ValueError, trio.TooSlowError) as error:
-            logger.error(  # noqa: TRY400  (the message says it all)
+            logger.error(  # noqa: TRY400  (the message is complete)
                 "reloading the %s failed; the previous ones stay in use: %s",
                 what,
                 str(error) or f"they could not be read within {RELOAD_S:g} s.",

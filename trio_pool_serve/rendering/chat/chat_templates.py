@@ -16,7 +16,7 @@ from trio_pool_serve.rendering.chat.template_sandbox import MEMORY_BYTES, render
 from trio_pool_serve.threads.offload import Offload
 
 TIMEOUT_S = 5.0
-"""For rendering one conversation; a model's own template takes milliseconds."""
+"""Time limit for rendering one conversation; a model's own template takes milliseconds."""
 
 LOOP_CHARACTERS = 16 * 1024
 """Conversations up to this size are encoded to JSON on the event loop, as bodies and responses are."""

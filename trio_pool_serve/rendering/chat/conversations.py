@@ -46,7 +46,7 @@ DEVELOPER = "developer"
 
 MAX_CHARACTERS_PER_TOKEN = 1024
 MIN_TEXT_CHARACTERS = 2**17
-"""Bounds of a rendered text: far more than is kept, for long conversations that are truncated."""
+"""Maximum length of a rendered text: far more than is kept, for long conversations that are truncated."""
 
 MAX_IMAGES = 16
 """Maximum number of images per input: all are in memory at once, until the input has been computed."""

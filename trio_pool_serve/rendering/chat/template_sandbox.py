@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from trio_pool_serve.errors import InvalidRequestError
 
 OPEN_END = "END_OF_LAST_MESSAGE_8f3a61 "
-"""Put behind the last message to find where it ends. The blank tells whether the template strips messages."""
+"""Text appended to the last message to find its end. The blank shows whether the template strips messages."""
 
 
 class Generation(Extension):
@@ -118,7 +118,7 @@ def render_conversation(
 
 
 def _opened(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    """Return the last text of the last message, and that message with ``OPEN_END`` behind the text."""
+    """Return the last text of the last message, and that message with ``OPEN_END`` after the text."""
     content: Any = messages[-1].get("content") if messages else None
     if isinstance(content, str):
         return content, {**messages[-1], "content": content + OPEN_END}
@@ -152,7 +152,7 @@ def render_template(encoded_request: bytes, max_characters: int) -> bytes:
     """Return the rendered text in UTF-8; the request is the arguments of ``render_conversation`` in JSON.
 
     Raises ``InvalidRequestError`` for any failure of the template. A process that runs out of memory exits, so that
-    memory left behind by one template cannot make the next one fail.
+    memory that one template leaves allocated cannot make the next one fail.
     """
     text, message = "", ""
     try:

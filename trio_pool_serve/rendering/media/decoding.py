@@ -122,7 +122,7 @@ EXIF_TRANSPOSITIONS = {
 """The transposition that turns an image upright, by its EXIF orientation."""
 
 MAX_PIXELS = 50_000_000
-"""Of an image. Cameras of phones take up to 50 megapixels; decoding them takes up to 800 MB."""
+"""Maximum pixels of an image. Cameras of phones take up to 50 megapixels; decoding them takes up to 800 MB."""
 
 Image.MAX_IMAGE_PIXELS = None  # ``MAX_PIXELS`` is checked instead, before any pixel is decoded
 

@@ -24,7 +24,7 @@ else:
     httpx = LazyModule("httpx")  # 60 ms, most of them for its command line
 
 TIMEOUT_S = 10.0
-"""To fetch one image, redirects included. Other images wait for its turn."""
+"""Time limit for fetching one image, redirects included. Other images wait for its turn."""
 
 MAX_CONCURRENT_FETCHES = 32
 MAX_FETCHES_PER_CLIENT = 16
@@ -35,10 +35,10 @@ MAX_LOCATION = 8192
 """Characters of a redirect's Location."""
 
 MAX_ADDRESSES = 32
-"""Of one host, all of which are checked. A domain's owner can list thousands."""
+"""Maximum addresses of one host, all of which are checked. A domain's owner can list thousands."""
 
 MAX_TRIED_ADDRESSES = 4
-"""Of one host; the timeout is divided between them."""
+"""Maximum addresses of one host that are connected to; the timeout is divided between them."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -52,10 +52,10 @@ HEADERS = {
 }
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of one head, of the trailers of a body, or of a chunk header. Sites send a few KiB."""
+"""Maximum size of one head, of the trailers of a body, or of a chunk header. Sites send a few KiB."""
 
 MAX_HEAD_LINES = 128
-"""Of a head, or of trailers. They are parsed in one call, whose duration this bounds."""
+"""Maximum lines of a head, or of trailers. They are parsed in one call, whose duration this bounds."""
 
 MAX_FRAMING_BYTES = 64 * 1024
 PAYLOAD_PER_FRAMING = 32
@@ -64,7 +64,7 @@ the body. Each chunk costs the event loop a fixed time, however small it is; ser
 
 HEAD_READ_BYTES = 2 * 1024
 BODY_READ_BYTES = 8 * 1024
-"""Per call, which bounds how much is parsed before other tasks run."""
+"""Bytes read per call, which bounds how much is parsed before other tasks run."""
 
 
 async def open_stream(address: str, port: int, host: str, ssl_context: ssl.SSLContext | None) -> trio.abc.Stream:
@@ -142,7 +142,7 @@ class ImageDownload:
 
 @define(eq=False)
 class ImageFetcher:
-    """Fetches images over HTTP from addresses of the public internet, and those in ``networks``.
+    """Fetches images over HTTP from addresses of the public internet, and addresses in ``networks``.
 
     A host name is resolved once per request, all its addresses are checked, and one of them is connected to, so a name
     server cannot give a different answer after the check. Any port is allowed. No cookies, proxies or credentials are
