@@ -109,7 +109,7 @@ class Renderer:
 
     async def _render(self, prompt: Prompt, params: RenderingParams, client: Client) -> RenderedPrompt:
         if isinstance(prompt, TokensPrompt):
-            return self.texts.render_tokens(prompt, params)
+            return self.texts.render(prompt, params)  # hardly any time
         if isinstance(prompt, ChunkedPrompt | PairPrompt) or self.is_plain(prompt):
             return await self.offload.in_turn(client.number, partial(self.texts.render, prompt, params))
         if isinstance(prompt, EmbedsPrompt):

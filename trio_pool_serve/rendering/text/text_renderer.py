@@ -80,7 +80,7 @@ class TextRenderer:
             rows = own.rows_of(prompt, params, in_windows=in_windows)
             return [msgspec.structs.replace(row, route=own.route) for row in rows]
         if isinstance(prompt, TokensPrompt):
-            return [self.render_tokens(prompt, params)]
+            return [self._render_tokens(prompt, params)]
         if isinstance(prompt, PairPrompt):
             return [self._render_pair(prompt, params)]
         if in_windows and isinstance(prompt, TextPrompt):
@@ -165,10 +165,8 @@ class TextRenderer:
         with self.tokenizers.lend() as tokenizer:
             return use(tokenizer)
 
-    def render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
+    def _render_tokens(self, prompt: TokensPrompt, params: RenderingParams) -> RenderedPrompt:
         """Return the model input of token ids. Needs no tokenizer and hardly any time; raises as ``render``."""
-        if self.routes:
-            return self.render(prompt, params)
         params, most = self.text_format.limited(params, self.max_model_len)
         ids, keep = prompt.token_ids, min(most, params.truncate_to or most)
         if params.truncate_to is not None and len(ids) > keep:
