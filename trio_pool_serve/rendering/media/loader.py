@@ -1,9 +1,7 @@
 """Loads images by URL and prepares them for a model."""
 
 import hashlib
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from attrs import Factory, define, evolve, field
 
@@ -17,8 +15,6 @@ from trio_pool_serve.rendering.media.image_processor import FolderProcessor
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client, ImageFeatures
-
-T = TypeVar("T")
 
 MAX_URL = 8192
 """Maximum characters of a URL other than a ``data:`` URL."""
@@ -81,11 +77,12 @@ class MediaLoader:
         Cancellation: at once; a thread that works on this image keeps its limiter token until it finishes.
         """
         async with self.offload.preparing.turn(client.number):
-            content, digest = await self._in_thread(partial(self._read, part))
+            content, digest = await self.offload.run("media", partial(self._read, part), abandon_on_cancel=True)
 
             async def prepare() -> ImageFeatures:
+                compute = partial(features_of, content, processor)
                 async with self.memory.preparing(client.number):
-                    return await self._in_thread(partial(features_of, content, processor))
+                    return await self.offload.run("media", compute, abandon_on_cancel=True)
 
             features = await self.cache.get((processor.key, digest), prepare)
             await self.memory.wait_until_below_limit()  # cached features are copied for each row
@@ -100,9 +97,6 @@ class MediaLoader:
         else:
             content = read_file_url(part.url, self.config.allowed_media_path, self.max_bytes)
         return content, hashlib.sha256(content).digest()
-
-    async def _in_thread(self, blocking: Callable[[], T]) -> T:
-        return await self.offload.run("media", blocking, abandon_on_cancel=True)
 
     def __repr__(self) -> str:
         return f"<MediaLoader {self.cache!r}, {self.fetcher!r}>"
