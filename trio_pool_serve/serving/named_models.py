@@ -27,12 +27,9 @@ class NamedModels:
         of_models = [(served, adapter) for served in self.among(None) for adapter in [*served.adapters.values()]]
         return [each for each in of_models if names is None or each[1].name in names]
 
-    def named(self, name: str | None) -> ServedModel | None:
-        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name.
-
-        ``None`` if there is none, and for no name.
-        """
-        return self.by_name.get(name or "") or next(
+    def named(self, name: str) -> ServedModel | None:
+        """Return the model with a name or alias, which may be ``ANY_NAME``, or with an adapter of that name."""
+        return self.by_name.get(name) or next(
             (each for each in self.among(None) if name in each.source.aliases or name in each.adapters), None
         )
 
@@ -44,14 +41,20 @@ class NamedModels:
         model allows its other names too, but not its adapters. If a model has ``ANY_NAME``, it takes unknown names.
         Raises ``NotFoundError``.
         """
-        name = name or self._default_name(among)
-        served = self._allowed(name, among) or (None if self.named(name) else self._allowed(ANY_NAME, among))
-        if served is None:
+        return self.resolve(name, among=among)[0]
+
+    def resolve(self, name: str | None, *, among: Collection[str] | None) -> tuple[ServedModel, str]:
+        """Return the model as ``find``, and the name or alias of the model or adapter: ``name``, or the default's."""
+        if name:
+            served = self._allowed(name, among) or (None if self.named(name) else self._allowed(ANY_NAME, among))
+        else:
+            served, name = self._default(among)
+        if served is None or name is None:
             adapters = [adapter.name for _, adapter in self.adapters_among(among)]
             known = ", ".join([*(model.source.name for model in self.among(among)), *adapters]) or "no model"
             message = f"The model `{name or 'default'}` does not exist. This server has: {known}."
             raise NotFoundError(message, model=name)
-        return served
+        return served, name
 
     def without_suffix(
         self, name: str | None, suffixes: Collection[str], *, among: Collection[str] | None
@@ -68,21 +71,22 @@ class NamedModels:
         is_known = self._allowed(stem, among) or self._allowed(ANY_NAME, among)
         return (stem, suffix) if stem and is_known else (name, "")
 
-    def _allowed(self, name: str | None, among: Collection[str] | None) -> ServedModel | None:
+    def _allowed(self, name: str, among: Collection[str] | None) -> ServedModel | None:
         """Return the model with a name, alias or adapter, if ``among`` allows that name."""
         served = self.named(name)
         if served is None or among is None:
             return served
         return served if (name in among if name in served.adapters else served in self.among(among)) else None
 
-    def _default_name(self, among: Collection[str] | None) -> str | None:
+    def _default(self, among: Collection[str] | None) -> tuple[ServedModel, str] | tuple[None, None]:
+        """Return the default model and its name, or the name of its adapter; ``None`` if there is none."""
         named = [(served, served.source.name) for served in self.among(among)] or [
             (served, adapter.name) for served, adapter in self.adapters_among(among)
         ]
         staying = [each for each in named if not each[0].is_leaving]
-        return next(iter(staying or named), (None, None))[1]
+        return next(iter(staying or named), (None, None))
 
     def own_name(self, name: str | None, *, among: Collection[str] | None) -> str:
         """Return the name of the model or adapter that a name or alias stands for. Raises as ``find``."""
-        served, name = self.find(name, among=among), name or self._default_name(among)
+        served, name = self.resolve(name, among=among)
         return name if name in served.adapters else served.source.name

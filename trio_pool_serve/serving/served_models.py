@@ -185,11 +185,10 @@ class ServedModels(NamedModels):
 
     def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
         """Begin a use of a model, for ``loaded``. Raises ``NotFoundError``."""
-        name = name or self._default_name(among)
-        served = self.find(name, among=among)
+        served, name = self.resolve(name, among=among)
         if served.is_leaving:
             raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
-        return ModelUse(served, None if name is None else served.adapters.get(name))
+        return ModelUse(served, served.adapters.get(name))
 
     def loaded_nowait(self, served: ServedModel) -> Model | None:
         """Return a model if it is loaded, else ``None``.
