@@ -2,7 +2,6 @@
 
 import ssl
 from collections.abc import Collection, Sequence
-from collections.abc import Set as AbstractSet
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
 
@@ -160,7 +159,7 @@ class ImageFetcher:
     offload: Offload
     max_bytes: int
     timeout_s: float = TIMEOUT_S
-    domains: AbstractSet[str] = frozenset()
+    domains: Collection[str] = ()
     networks: Collection[IPv4Network | IPv6Network] = ()
     resolver: Resolver = field(factory=Resolver)
     turns: ClientTurns = field(init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_FETCHES, MAX_FETCHES_PER_CLIENT))
@@ -198,7 +197,8 @@ class ImageFetcher:
             raise InvalidRequestError("The URL of the image must begin with http: or https: and have a host.")
         if parsed.userinfo:
             raise InvalidRequestError("The URL of the image must not contain credentials.")
-        if self.domains and not (_is_among(host, self.domains) or is_within(host, self.networks)):
+        entries = {"*", host, *(f"*{host[at:]}" for at, letter in enumerate(host) if letter == ".")}
+        if self.domains and entries.isdisjoint(self.domains) and not is_within(host, self.networks):
             raise InvalidRequestError(f"This server fetches no images from {host} (--allowed-media-domains).")
         return parsed
 
@@ -281,7 +281,3 @@ def _load_authorities() -> ssl.SSLContext:
 def _host(url: "httpx.URL") -> str:
     """Return a URL's host as in DNS, or its address."""
     return url.raw_host.decode("ascii").removesuffix(".").lower()
-
-
-def _is_among(host: str, domains: AbstractSet[str]) -> bool:
-    return not domains.isdisjoint({"*", host, *(f"*{host[at:]}" for at, letter in enumerate(host) if letter == ".")})

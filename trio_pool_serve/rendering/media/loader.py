@@ -44,7 +44,7 @@ class MediaLoader:
         # All entries count as domains: with networks alone, no host name is allowed.
         listed = self.config.media_entries
         networks = [network for network in listed.values() if network is not None]
-        self.fetcher = ImageFetcher(self.offload, self.max_bytes, domains=frozenset(listed), networks=networks)
+        self.fetcher = ImageFetcher(self.offload, self.max_bytes, domains=listed, networks=networks)
 
     @property
     def max_bytes(self) -> int:
