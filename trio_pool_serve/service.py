@@ -80,11 +80,36 @@ class Service:
     """Called by ``reload``, at the same time. Code that reads a file at start adds a function that reads it again."""
     metrics: Metrics = field(factory=Metrics, kw_only=True)
     api_keys: ApiKeys = field(init=False, default=Factory(lambda self: ApiKeys(self.config), takes_self=True))
-    access_log: AccessLog = field(init=False)
+    access_log: AccessLog = field(
+        init=False,
+        default=Factory(lambda self: AccessLog(only_failures=not self.config.logging.access_log), takes_self=True),
+    )
     tracing: Tracing | None = field(init=False, factory=lambda: Tracing() if is_switched_on() else None)
-    memory: MemoryBudget = field(init=False)
-    media: MediaLoader = field(init=False)
-    results: ResultCache = field(init=False)
+    memory: MemoryBudget = field(
+        init=False,
+        default=Factory(
+            lambda self: MemoryBudget(
+                self.config.scheduling.memory_budget_bytes // self.config.processes.api_workers,
+                self.config.network.max_body_bytes,
+            ),
+            takes_self=True,
+        ),
+    )
+    media: MediaLoader = field(
+        init=False,
+        default=Factory(
+            lambda self: MediaLoader(self.config.input, self.offload, self.memory, self.config.network.max_body_bytes),
+            takes_self=True,
+        ),
+    )
+    results: ResultCache = field(
+        init=False,
+        default=Factory(
+            lambda self: ResultCache(self.config.scheduling.result_cache_bytes // self.config.processes.api_workers),
+            takes_self=True,
+        ),
+    )
+    """Each API process has its own results and ``memory``, with its share of the configured bytes."""
     batches: BatchApi = field(init=False)
     live: LiveHistory = field(
         init=False, default=Factory(lambda self: LiveHistory(self.snapshots, lambda: self.state), takes_self=True)
@@ -92,7 +117,22 @@ class Service:
     """The last minutes, for the console."""
     started: float = field(factory=time.time, init=False)
     """Seconds since the epoch."""
-    processes: dict[str, WorkerProcesses] = field(init=False)
+    processes: dict[str, WorkerProcesses] = field(
+        init=False,
+        default=Factory(
+            lambda self: {
+                name: WorkerProcesses(
+                    self.config.threads.renderer_num_workers,
+                    template_sandbox.prepare,
+                    in_processes=self.offload.in_threads,
+                    niceness=self.offload.niceness,
+                )
+                for name in ("template", "client_template")
+                if name == "template" or self.config.input.trust_request_chat_template
+            },
+            takes_self=True,
+        ),
+    )
     """Worker processes for chat templates: one pool for models' templates, one for requests' templates if trusted."""
     models: ServedModels = field(init=False)
     draining: bool = field(default=False, init=False)
@@ -116,24 +156,7 @@ class Service:
 
     def __attrs_post_init__(self) -> None:
         self.offload.observe = self.metrics.observe_hop
-        self.access_log = AccessLog(only_failures=not self.config.logging.access_log)
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
-        # Each API process has its own memory and results, and a share of their bytes.
-        sizes, workers = self.config.scheduling, self.config.processes.api_workers
-        max_body_bytes = self.config.network.max_body_bytes
-        self.memory = MemoryBudget(sizes.memory_budget_bytes // workers, max_body_bytes)
-        self.results = ResultCache(sizes.result_cache_bytes // workers)
-        self.processes = {
-            name: WorkerProcesses(
-                self.config.threads.renderer_num_workers,
-                template_sandbox.prepare,
-                in_processes=self.offload.in_threads,
-                niceness=self.offload.niceness,
-            )
-            for name in ("template", "client_template")
-            if name == "template" or self.config.input.trust_request_chat_template
-        }
-        self.media = MediaLoader(self.config.input, self.offload, self.memory, max_body_bytes)
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:

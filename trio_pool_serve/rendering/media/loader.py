@@ -38,13 +38,18 @@ class MediaLoader:
         init=False,
         default=Factory(lambda self: MediaCache(self.memory.max_bytes // CACHED_PART, self.memory), takes_self=True),
     )
-    fetcher: ImageFetcher = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        # All entries count as domains: with networks alone, no host name is allowed.
-        listed = self.config.media_entries
-        networks = [network for network in listed.values() if network is not None]
-        self.fetcher = ImageFetcher(self.offload, self.max_bytes, domains=listed, networks=networks)
+    fetcher: ImageFetcher = field(
+        init=False,
+        default=Factory(
+            lambda self: ImageFetcher(
+                self.offload,
+                self.max_bytes,
+                domains=self.config.media_entries,  # networks, too: with networks alone, no host name is allowed
+                networks=[network for network in self.config.media_entries.values() if network is not None],
+            ),
+            takes_self=True,
+        ),
+    )
 
     @property
     def max_bytes(self) -> int:
