@@ -63,11 +63,11 @@ OTHER_WORDS: Mapping[str, str] = {
     "truncate_dim": "dimensions",
     "use_tqdm": "progress",
 }
-"""Arguments of sentence-transformers and vLLM, and what they are called here."""
+"""Arguments of sentence-transformers and vLLM, and their names here."""
 
 
 def refuse_unknown(call: str, arguments: Iterable[str], known: Collection[str]) -> None:
-    """Raise ``TypeError`` for an argument that a call does not have, with the one that was probably meant."""
+    """Raise ``TypeError`` for an argument that a call does not have, and name the argument that was probably meant."""
     for name in arguments:
         if name not in known:
             end = did_you_mean(OTHER_WORDS.get(name, name), known, f"; accepted: {', '.join(known)}.")
@@ -104,7 +104,7 @@ class Classes:
 
 @define(eq=False)
 class ModelFacts:
-    """What is known about a loaded model: as in its entry of ``/v1/models``."""
+    """The facts of a loaded model, as in its entry of ``/v1/models``."""
 
     name: str
     tasks: tuple[PoolingTask, ...]
@@ -115,7 +115,7 @@ class ModelFacts:
     labels: tuple[str, ...]
     """The labels of a classifier."""
     fingerprint: str
-    """What computes its outputs: the header ``Model-Fingerprint`` of a server."""
+    """The fingerprint of its computation: the header ``Model-Fingerprint`` of a server."""
 
 
 @frozen(eq=False)
@@ -260,7 +260,7 @@ async def open_model(model: str | Path, **settings: Unpack[ModelSettings]) -> As
 def _blocking(method: Callable[Concatenate[AsyncModel, P], Awaitable[R]]) -> Callable[Concatenate["Model", P], R]:
     @wraps(method)
     def call(model: "Model", *args: P.args, **options: P.kwargs) -> R:
-        # Generators run in the caller's thread: they may be slow, and use what belongs to it.
+        # Generators run in the caller's thread: they may be slow, and use its objects.
         inputs = [list(each) if isinstance(each, Iterator) else each for each in args]
         named = {name: list(each) if isinstance(each, Iterator) else each for name, each in options.items()}
         return model.loop.call(lambda opened: method(opened, *inputs, **named))  # type: ignore[arg-type]  # same types

@@ -160,7 +160,7 @@ class Service:
         self.metrics.add_gauges(self._gauges)
         self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:
-            # Only this user can enter it: whoever can connect to an engine can make it compute anything.
+            # Only this user can enter it: every process that can connect to an engine can make it compute anything.
             self._own_socket_folder = SocketFolder()
             self.socket_folder = Path(self._own_socket_folder.name)
         if self.socket_folder is not None:
@@ -280,7 +280,7 @@ class Service:
     async def reload(self) -> None:
         """Read the files that the settings name again: call all reload hooks. Failures are logged.
 
-        Cancellation: at once; what has not been read is not replaced.
+        Cancellation: at once; files that have not been read are not replaced.
         """
 
         async def call(hook: Callable[[], Awaitable[None]]) -> None:

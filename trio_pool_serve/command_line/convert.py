@@ -1,4 +1,4 @@
-"""The command ``convert``: converts a model for CPU before its first start, and prints what was decided."""
+"""The command ``convert``: converts a model for CPU before its first start, and prints the decision."""
 
 import logging
 import sys
@@ -45,7 +45,7 @@ def run_convert(config: Config) -> int:
 
 
 def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
-    """Return what was decided about a model. Raises ``ModelLoadError``."""
+    """Return the decision about a model. Raises ``ModelLoadError``."""
     if has_gpu(loading):
         raise ModelLoadError("Models are converted for CPU only; use --device cpu on a machine with a GPU.")
     if (cache := ModelCache.of(loading.cache_dir)) is None:

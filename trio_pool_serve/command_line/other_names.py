@@ -156,7 +156,7 @@ FOREIGN = {
     "prometheus-port": "/metrics is served on the server's own port.",
     "uds-path": "TEI's processes use it internally; --host unix:PATH listens on a Unix socket.",
 }
-"""Flags of vLLM and TEI without an equivalent, with what to do instead."""
+"""Flags of vLLM and TEI without an equivalent, with advice."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
@@ -220,7 +220,7 @@ def _refuse_several_names(arguments: Sequence[str]) -> None:
 def refuse_unknown(
     names: Iterable[str], written: Callable[[str], str] | None = None, known: Collection[str] | None = None
 ) -> None:
-    """Raise ``ValueError`` for names that are not settings, with what to use instead.
+    """Raise ``ValueError`` for names that are not settings, with their replacements.
 
     ``names`` are flags without their dashes. With ``written``, which returns a name as it was written, they are keys or
     variables. Without ``known``, the names of all settings, unknown names are left to the parser of flags.

@@ -1,4 +1,4 @@
-"""Messages for arguments that are wrong: where the value stands, what was found, and what is accepted."""
+"""Messages for arguments that are wrong: the place of the value, the value, and the accepted values."""
 
 from collections.abc import Mapping
 from typing import Any, get_args

@@ -26,7 +26,7 @@ GPU_BATCH_TOKENS = 16384
 """The default of ``max_batch_tokens`` on a GPU: a batch that fills it."""
 
 CPU_BATCH_TOKENS = 2048
-"""The default on CPU: about what it computes while a short query may wait."""
+"""The default on CPU: about as many tokens as it computes while a short query may wait."""
 
 
 @frozen(kw_only=True)

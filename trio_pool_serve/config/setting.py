@@ -44,7 +44,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str, written: Calla
 
 
 def converted(key: str, value: object, kind: Any) -> Any:
-    """Return a value of JSON or TOML as the type of a setting. Raises ``ValueError``, which lists what is accepted."""
+    """Return a value of JSON or TOML as the type of a setting. Raises ``ValueError`` with the accepted values."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -72,7 +72,7 @@ def plain_message(error: ValueError) -> str:
 
 
 def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], object], None]":
-    """Return a validator for values whose text matches a regular expression; its error names ``what`` is accepted."""
+    """Return a validator for values whose text matches a regular expression; its error describes them as ``what``."""
 
     def validate(_: object, attribute: "Attribute[Any]", value: object) -> None:
         if not re.fullmatch(pattern, str(value), re.ASCII):

@@ -1,4 +1,4 @@
-"""The options of ``trio-pool-serve bench``: how many requests, and what they contain."""
+"""The options of ``trio-pool-serve bench``: the number of requests, and their contents."""
 
 import re
 from pathlib import Path

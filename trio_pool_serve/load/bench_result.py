@@ -135,7 +135,7 @@ def print_results(results: Sequence[ServerResult], console: Console) -> None:
         console.print(Text(result.url, style="bold"), soft_wrap=True)
         facts = Table.grid(padding=(0, 2))
         for name, value in _facts(result):
-            facts.add_row(name, Text(value))  # as Text: what servers say may look like markup
+            facts.add_row(name, Text(value))  # as Text: servers' messages may look like markup
         console.print(facts)
         if result.latencies_ms:
             console.print(_histogram_table(result))

@@ -80,8 +80,8 @@ class MemoryBudget:
     computed. No client has more than ``CLIENT_SHARE`` of the budget, and each may have ``client_bytes`` with one
     request, whatever others hold.
 
-    All background work of a client counts as one request: only what others hold is a reason to refuse some of it. What
-    it holds is bounded by its windows, and images wait (``wait_to_fetch``).
+    All background work of a client counts as one request: only the bytes of others are a reason to refuse some of it.
+    Its own bytes are bounded by its windows, and images wait (``wait_to_fetch``).
     """
 
     max_bytes: int = DEFAULT_BYTES

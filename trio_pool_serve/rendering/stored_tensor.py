@@ -235,7 +235,7 @@ NAMES: Mapping[tuple[str, str], Any] = {
     ("torch", "BFloat16Storage"): "bfloat16",
     ("torch", "FloatStorage"): "float32",
 }
-"""What the pickle may refer to. Calling it has no effect outside the unpickler."""
+"""The names that the pickle may refer to. Calling them has no effect outside the unpickler."""
 
 
 class _TensorUnpickler(pickle.Unpickler):

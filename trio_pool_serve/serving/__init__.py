@@ -1,1 +1,1 @@
-"""The models of a server: what each is made of, whether it is loaded, and who uses it."""
+"""The models of a server: the parts of each, whether it is loaded, and its running requests."""

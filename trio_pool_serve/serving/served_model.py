@@ -127,7 +127,7 @@ class ServedModel:
         return {"model": {known: float(known == state) for known in (*ENGINE_STATES, "unloaded")}}
 
     def refuse_late(self, work: EstimatedWork) -> None:
-        """Raise what ``Engine.admit`` would raise now. A model that is not loaded at run time refuses nothing."""
+        """Raise as ``Engine.admit`` would now. A model that is not loaded at run time refuses nothing."""
         is_of_start = self.folder is None and not self.is_new
         if self.loaded is not None or is_of_start:
             self.engine.refuse_late(work)

@@ -1,4 +1,4 @@
-"""What a server does while it starts, as a line at the bottom of a terminal.
+"""The steps of a server's start, as a line at the bottom of a terminal.
 
 The code that loads models reports its steps. Without a display, as in a process without a terminal, that does nothing.
 """
@@ -80,7 +80,7 @@ def is_displayed() -> bool:
 
 
 def end_display() -> None:
-    """Remove the line. Does nothing if there is none, so that whoever prints next may call it."""
+    """Remove the line. Does nothing if there is none, so any code that prints may call it."""
     global _show, _end
     end, _show, _end = _end, None, None
     if end is not None:

@@ -99,7 +99,7 @@ def start_thread(name: str) -> Jobs:
 def _run_jobs(jobs: Jobs) -> None:
     while (work := jobs.get()) is not None:
         work()
-        del work  # or an idle thread would keep what its last callable has used
+        del work  # or an idle thread would keep the objects of its last callable
 
 
 def at_idle_priority(blocking: Callable[[], T]) -> T:

@@ -45,7 +45,7 @@ are no faster, and take the memory of both; so do two clusterings, which hold th
 file is read while another is written."""
 
 OF_RUNNERS = {"load", "launch", "ahead", "background"}
-"""Kinds of work that call runners. What they raise besides ``Exception``, such as ``SystemExit``, is
+"""Kinds of work that call runners. Their errors other than ``Exception``, such as ``SystemExit``, become
 ``RunnerDeadError``."""
 
 START_PAUSE_S = 1.0
@@ -232,7 +232,7 @@ class Offload:
         return decoded
 
     async def reload(self, what: str, read: Callable[[], T], *paths: Path) -> T | None:
-        """Return what ``read()`` returns, which reads the files ``paths`` of a setting again.
+        """Return what ``read()`` returns, which reloads the files ``paths`` of a setting.
 
         Return ``None`` if it fails, if one of them is no regular file, or if it takes longer than ``RELOAD_S``: that is
         logged, and the old ones are kept. It waits only for an earlier ``read`` of the same files, which may never end.

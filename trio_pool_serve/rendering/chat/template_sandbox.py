@@ -1,4 +1,4 @@
-"""Renders chat templates as transformers does, with jinja2 alone: its sandbox, and what templates expect in it.
+"""Renders chat templates as transformers does, with jinja2 alone: its sandbox, and the functions in it.
 
 Processes that render templates import this module, so it imports little: no torch, transformers or numpy.
 """

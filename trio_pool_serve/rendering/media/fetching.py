@@ -149,7 +149,7 @@ class ImageFetcher:
 
     A public address may be reachable only from this server: a firewall admits it, or a router leads back to this
     machine or its neighbours. This cannot be detected here. In such networks operators must set ``domains``, or block
-    in the network what the server must not reach.
+    in the network the addresses that the server must not reach.
 
     ``domains``, if not empty, are the only hosts that images are fetched from, in lower case, besides addresses in
     ``networks``; ``*.example.org`` stands for all subdomains of ``example.org``, and ``*`` for all hosts. All limits

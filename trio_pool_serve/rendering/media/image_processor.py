@@ -28,7 +28,7 @@ Qwen2-VL's limit. CLIP enlarges an image to 224 pixels on its shorter side befor
 
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""What an image processor returns, by name."""
+"""The arrays that an image processor returns, by name."""
 
 
 class ImageTokens(Protocol):

@@ -1,4 +1,4 @@
-"""Tokenises an excerpt of a text, hardly longer than what is kept after truncation to the length limit of an input.
+"""Tokenises an excerpt of a text, hardly longer than the part that is kept when the input is truncated.
 
 If only the first N tokens are kept, the text is cut before it is tokenised. The N tokens must equal the first N of the
 whole text. Tokenizers work word by word, so a cut changes the tokens of the word it divides and no others; inside a
