@@ -57,5 +57,5 @@ def test_a_header_that_declares_numbers_that_are_not_there_is_refused(changes: d
 def test_bytes_that_belong_to_no_tensor_are_refused_as_by_the_library(tmp_path: Path):
     file = write(tmp_path / "model.safetensors")
     file.write_bytes(file.read_bytes() + b"more")
-    with pytest.raises(ModelLoadError, match="its size is not that of its tensors"):
+    with pytest.raises(ModelLoadError, match="its size does not match its tensors"):
         read_tensors(file)

@@ -43,7 +43,7 @@ def read_tensors(file: Path, accepted: Collection[str] = DTYPES.keys()) -> tuple
         entries, begin = read_header(BytesIO(content), MAX_HEADER_BYTES)
         numbers = np.frombuffer(content, np.uint8, offset=begin)
         if len(numbers) != max([entry.data_offsets[1] for entry in entries.values()], default=0):
-            raise ValueError("its size is not that of its tensors")
+            raise ValueError("its size does not match its tensors")
         for name, entry in entries.items():
             require(entry.dtype in accepted, f"{file}: {name} is in {entry.dtype}; accepted: {', '.join(accepted)}.")
         tensors = {name: _tensor(entry, numbers) for name, entry in entries.items()}
