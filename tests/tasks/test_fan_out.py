@@ -71,7 +71,7 @@ class Floor:
     ) -> list[ComputedRow]:
         """Compute each prompt with params of its own, so that equal ones are rows of their own."""
         asked = [TextPrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-        model = Model("m", self.folder, self.renderer, self.engine)
+        model = Model("m", self.folder, self.renderer, self.engine, self.engine.facts.dimensions)
         rows = [RowToCompute(prompt, RenderingParams(), (Embed(),)) for prompt in asked]
         with model.admit(EstimatedWork(tokens=len(asked), rows=len(asked))) as admitted:
             return await compute_rows(model, rows, admitted, timings or RequestTimings(), row_done)
