@@ -38,7 +38,7 @@ class FastTokenizer(Tokenizer):
         proportional to the text. Positions take a fifth more. Raises ``UnicodeError`` for half of a surrogate pair,
         which JSON can contain.
         """
-        return _encoded([text], self._backend.encode_batch if positions else self._backend.encode_batch_fast)[0]
+        return _encoded([text], self._backend.encode_batch)[0] if positions else self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> Sequence[Encoded]:
         """Tokenise several texts, all without the interpreter lock."""
