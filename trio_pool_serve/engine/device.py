@@ -95,6 +95,7 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
 
     Cancellation: between two slices; the entries that are left are not settled.
     """
+    # A request of many rows is woken once, not once for each row.
     of_submitter: dict[Settled, list[Outcome]] = {}
     for outcome in outcomes:
         of_submitter.setdefault(outcome[0].settled, []).append(outcome)
@@ -107,6 +108,7 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
         for entry, output in rows:
             entry.output = output
         rows[0][0].settled([entry for entry, _ in rows])
+        # Planned batches have thousands of rows, and nobody waits for them on a connection.
         if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
 
@@ -194,6 +196,7 @@ class Device(ABC):
         free_in_s = 0.0
         if len(self.in_flight) >= self.launches:
             seconds = sum([self.passes.seconds(each.batch.tokens) for each in self.in_flight]) / self.launches
+            # The oldest batch began when it was launched, or when the one before it was done.
             began = max(self.in_flight[0].launched, self.freed_at)
             free_in_s = abs(began + seconds - time.perf_counter())
         return free_in_s + self.passes.seconds(tokens)

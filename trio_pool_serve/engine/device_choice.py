@@ -33,8 +33,10 @@ class DeviceChoice:
         A device gets the rows that the ones before it leave: long rows.
         """
         free = [each for each in devices if each.room > 0]
+        # With one device, as in this process, there is nothing to choose; suspects and planned batches have no turn.
         if len(devices) == 1 or not free or not self.source.tokens:
             return free
+        # If no device of this zone is available, rows would wait for nothing.
         in_zone = [each for each in devices if each.zone == self.zone]
         if self.zone and in_zone and (waited_s := self.source.oldest_s) < OTHER_ZONE_S:
             devices, free = in_zone, [each for each in free if each in in_zone]
@@ -43,6 +45,7 @@ class DeviceChoice:
                 return free
         waiting = self.source.tokens
         seconds = min([each.done_in_s(waiting) for each in free])
+        # A busy device that would be done sooner takes its part of the rows; the free ones get what is left.
         for each in devices:
             if each not in free and each.done_in_s(waiting) < seconds:
                 waiting -= each.limits.max_tokens
@@ -56,5 +59,6 @@ def leaves_long(device: Device, devices: Sequence[Device]) -> bool:
     """Return whether a device leaves long rows to the other ``devices``, so that it stays free for short rows."""
     if device.computes_ahead and device.long_batches:
         return False
+    # One launch stays free. A single launch cannot: long rows would never be computed.
     most = sum([each.launches for each in devices]) - 1
     return 0 < most <= sum([each.long_batches for each in devices])

@@ -102,6 +102,7 @@ class LocalDevice(Device):
         metrics.batch_tokens.observe(rows.padded_tokens)
         metrics.tokens.inc(rows.tokens)
         metrics.padding_waste.observe(1 - rows.tokens / rows.padded_tokens)
+        # The runner computes ``launches`` at a time; a further batch waits inside it, and its time begins later.
         if "ahead" in self._turns and not batch.is_planned:
             batch.waits = sum([not each.is_planned for each in self.in_flight]) > self.launches
         if batch.is_planned and "background" in self._turns:
@@ -137,12 +138,14 @@ class LocalDevice(Device):
         """Launch a batch, unless no client waits for any of its rows."""
 
         def launch() -> PooledBatch | None:
+            # In the thread: rows may have been withdrawn while the launch waited for its turn.
             if not [entry for entry in batch.entries if not entry.is_abandoned]:
                 return None
             if batch.batch.adapter is not None and not self.facts.takes_adapters:
                 raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
             return self.runner.launch(batch.batch)
 
+        # Runners allow no more launches at a time; other models may leave the limiter of all threads free.
         async with self._turns[batch.kind]:
             batch.handle = await self._attempt(partial(self._in_thread, batch.kind, launch), batch)
         batch.forward_s = time.perf_counter() - batch.launched
@@ -174,7 +177,7 @@ class LocalDevice(Device):
 
         async def compute(entries: list[QueueEntry]) -> Fault | None:
             part = InFlightBatch(entries, kind=batch.kind)
-            batch.launched = part.launched
+            batch.launched = part.launched  # a stall is counted from the newest part
             await self._launch(part)
             rows = await self._outputs(part)
             if rows is None or isinstance(rows, Fault):

@@ -73,6 +73,7 @@ class LostRows:
             entry.losses += 1
             if entry.losses >= MAX_LOSSES:
                 self.refused.refuse(entry)
+            # A planned batch is computed whole or not at all; its run reads the rows again.
             elif batch.is_planned or not has_devices:
                 entry.fail(lost)
             else:
@@ -88,10 +89,11 @@ class LostRows:
 
     def device_for(self, devices: Sequence[Device]) -> Device | None:
         """Return the device that computes a suspect, or that will: it gets no other batch until it has none."""
-        if not self._has_had_suspects:
+        if not self._has_had_suspects:  # fast path: this runs for each batch
             return None
         held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
         if held is None and devices and self._first() is not None:
+            # Its other batches end first: they must not be lost with the suspect.
             held = min(devices, key=lambda each: len(each.in_flight))
         return held
 

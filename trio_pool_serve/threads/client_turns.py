@@ -117,6 +117,7 @@ class ClientTurns:
     def pass_on(self, client: int) -> None:
         """Free a client's slot, and give it to the next waiting client, which then goes to the end of the line."""
         self._working.add(client, -1)
+        # A client with a task at work comes after clients without one, however long its tasks take.
         idle = (each for each in self._waiting if not self._working[each])
         able = (each for each in self._waiting if self._working[each] < self.slots_per_client)
         following = next(chain(idle, able), None)
@@ -124,7 +125,7 @@ class ClientTurns:
             return
         _, turn = self._waiting[following].pop(0)
         self.step_back(following)
-        self._working[following] += 1
+        self._working[following] += 1  # now, not when the task runs: another turn may be passed on before
         turn.set()
 
 
