@@ -169,7 +169,7 @@ class Model:
     def _served(self) -> tuple[Any, Any]:
         """The renderer and the runner of a server with these arguments."""
         from trio_pool_serve.cli import read_config
-        from trio_pool_serve.engine.placement import replicas_of
+        from trio_pool_serve.engine.process_placement import replicas_of
         from trio_pool_serve.models.folder import read_model_folder
         from trio_pool_serve.models.loading.renderer_loading import text_renderer_of
         from trio_pool_serve.models.loading.runner_loader import load_transformer

@@ -13,7 +13,7 @@ from trio_pool_serve.config import BatchConfig, Config, LoggingConfig, ModelConf
 from trio_pool_serve.config.model_config import BackendChoice, Dtype, LongText, Pooling
 from trio_pool_serve.config.setting import plain_message
 from trio_pool_serve.engine.gpus import Gpu, find_gpus
-from trio_pool_serve.engine.placement import default_placement, has_gpu, with_replicas
+from trio_pool_serve.engine.process_placement import default_placement, has_gpu, with_replicas
 from trio_pool_serve.errors import EngineDeadError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.folder import peek_folder
 from trio_pool_serve.models.model_kind import AnyModelFolder

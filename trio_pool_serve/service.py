@@ -15,8 +15,8 @@ from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine_statistics import EngineState
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
-from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.places.server_places import ServerPlaces
+from trio_pool_serve.engine.process_placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.result_cache import ResultCache
 from trio_pool_serve.errors import (
     DrainingError,

@@ -11,8 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import SchedulingConfig
-from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.model_queue import ModelQueue
+from trio_pool_serve.engine.engine import Engine, ModelQueue
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers

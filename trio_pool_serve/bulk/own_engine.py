@@ -12,8 +12,8 @@ from attrs import define, evolve, field
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
 from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts
 from trio_pool_serve.bulk.table_task import TaskOptions, Values
-from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow
+from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.process_setup import in_process_config, open_service

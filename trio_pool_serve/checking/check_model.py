@@ -34,7 +34,7 @@ from trio_pool_serve.checking.model_report import (
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.process_placement import replicas_of
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.process_setup import open_service, with_engine_placement

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from trio_pool_serve.config import Config, ModelConfig
-from trio_pool_serve.engine.placement import has_gpu, replicas_of
+from trio_pool_serve.engine.process_placement import has_gpu, replicas_of
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder

@@ -11,7 +11,7 @@ import trio
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import trio
 from attrs import asdict
 
 from trio_pool_serve.config import decode_config, import_plugins
-from trio_pool_serve.engine.placement import idle_launches_of
 from trio_pool_serve.engine.places.supervisor import Alive, EngineJob, Loaded, LoadingStep, ToEngineProcess
+from trio_pool_serve.engine.process_placement import idle_launches_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys

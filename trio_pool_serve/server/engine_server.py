@@ -12,7 +12,7 @@ from hypercorn.trio import serve as serve_by_hypercorn
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.engine.placement import idle_launches_of, replicas_of
+from trio_pool_serve.engine.process_placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
 from trio_pool_serve.engine.remote.link import LinkKeys

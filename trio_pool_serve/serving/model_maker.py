@@ -6,8 +6,7 @@ from functools import partial
 from attrs import Factory, define, field
 
 from trio_pool_serve.config import Config, ModelSource
-from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.model_queue import ModelQueue
+from trio_pool_serve.engine.engine import Engine, ModelQueue
 from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ModelResults, ResultCache
 from trio_pool_serve.engine.worker import Worker

@@ -14,8 +14,8 @@ from trio_pool_serve.api.http.json_body import is_quick_to_decode
 from trio_pool_serve.api.http.request_body import SMALL_BYTES
 from trio_pool_serve.api.http.route_table import PLACE, RouteTable
 from trio_pool_serve.api.http.task_handler import TaskHandler
-from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.planned_window import PlannedWindow, WindowMember
+from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.errors import (
     InvalidRequestError,
     NotFoundError,

@@ -9,8 +9,8 @@ import trio
 from attrs import define
 
 from trio_pool_serve.engine.gpus import Gpu, mps_directory
-from trio_pool_serve.engine.placement import has_gpu
 from trio_pool_serve.engine.places.supervisor import MODULE, EngineStatus, Loaded, LoadingStep, Place, Supervisor
+from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.processes.child_process import LoadFailed, open_child
 from trio_pool_serve.processes.socket_folder import shared_array
 from trio_pool_serve.telemetry.start_display import report_phase, report_step

@@ -8,9 +8,8 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.engine import Engine, ModelQueue
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.places.host_places import HostList, HostPlaces
 from trio_pool_serve.engine.places.local_places import LocalPlaces
 from trio_pool_serve.engine.places.queue_scaling import SCALING_S, QueueSeconds

@@ -13,7 +13,7 @@ from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.placement import replicas_of
+from trio_pool_serve.engine.process_placement import replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff
 from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family

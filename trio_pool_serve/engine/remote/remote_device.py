@@ -11,7 +11,7 @@ from attrs import define, field
 
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device, InFlightBatch, Outcome, deliver
-from trio_pool_serve.engine.model_queue import ModelQueue
+from trio_pool_serve.engine.engine import ModelQueue
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts

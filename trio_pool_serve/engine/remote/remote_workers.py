@@ -6,8 +6,8 @@ import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.devices import Devices
+from trio_pool_serve.engine.engine import ModelQueue
 from trio_pool_serve.engine.engine_statistics import LinkStatistics, ModelMemory
-from trio_pool_serve.engine.model_queue import ModelQueue
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.types import ComputedBy, RunnerFacts

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 from attrs import define, evolve, field
 
 from trio_pool_serve.config import Config, ModelConfig, ModelSource
-from trio_pool_serve.engine.placement import has_gpu
+from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig, decode_config, encode_config
-from trio_pool_serve.engine.placement import default_placement, has_gpu, replicas_of, with_replicas
+from trio_pool_serve.engine.process_placement import default_placement, has_gpu, replicas_of, with_replicas
 
 CUDA_BUILD = "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
 CPU_BUILD = "__version__ = '2.8.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
@@ -94,7 +94,7 @@ def test_models_compute_in_the_process_that_answers_where_openvino_computes_them
 
 
 def test_without_openvino_models_compute_in_processes_of_their_own(monkeypatch):
-    monkeypatch.setattr("trio_pool_serve.engine.placement.find_spec", lambda name: None)
+    monkeypatch.setattr("trio_pool_serve.engine.process_placement.find_spec", lambda name: None)
     config = Config(models=("m",), loading=ModelConfig(device="cpu"))
     assert default_placement(config, reads_images=False, cores=2) == "process"
 
