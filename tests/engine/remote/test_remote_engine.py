@@ -107,7 +107,7 @@ async def test_a_stalled_replica_gets_no_rows_while_another_is_healthy(make, mon
 
 
 async def test_an_engine_process_that_says_nothing_is_stalled(replica):
-    async with asking(replica, stall_timeout_s=0.05) as engine, await replica.accept() as stream:
+    async with asking(replica, stall_timeout_s=0.5) as engine, await replica.accept() as stream:
         await stream.send_all(frame_of(Hello(8, 0, 2048)))
         await engine.wait_ready()
         await until(lambda: engine.statistics().state == "stalled")
