@@ -33,7 +33,7 @@ class LongLane:
         self._kept_together = max(0, self._kept_together - tokens)
 
     def waits(self, long_tokens: int) -> bool:
-        """Return whether waiting long rows of so many tokens are left to other devices."""
+        """Return whether the waiting long rows, ``long_tokens`` tokens, are left to other devices."""
         return long_tokens <= min(self._kept_together, MAX_TOKENS_BEFORE_LONG)
 
 

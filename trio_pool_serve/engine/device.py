@@ -108,7 +108,7 @@ async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
         for entry, output in rows:
             entry.output = output
         rows[0][0].settled([entry for entry, _ in rows])
-        # Planned batches have thousands of rows, and nobody waits for them on a connection.
+        # Planned batches have thousands of rows; connections are served between them.
         if slowly or index % SUBMITTERS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
 

@@ -85,9 +85,9 @@ class Dispatcher:
     async def pull(self, nursery: trio.Nursery) -> NoReturn:
         """Launch batches on the devices, forever; tasks in ``nursery`` settle them.
 
-        If launches wait for the device, there is a task for each batch that is launched at a time. Of several tasks,
-        one wakes when rows arrive; it wakes the next if it leaves some. Cancellation: at once; batches in flight stay
-        so.
+        If launches wait for the device, one task pulls for each batch that may be launched at a time. Rows that arrive
+        wake one of these tasks, and it wakes the next one if it leaves rows. Cancellation: at once; batches in flight
+        stay so.
         """
         while True:
             await self._gather()

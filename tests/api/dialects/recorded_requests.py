@@ -74,7 +74,7 @@ TIMES = re.compile(r'(?<="created":)(1[7-9]|[2-9]\d)\d{8}|(?<=_duration":)\d+|(?
 
 @attrs.frozen
 class Model:
-    """A kind of model; without ``spec`` or ``prompts``, it has those of its files."""
+    """A kind of model; by default, ``spec`` and ``prompts`` are read from its files."""
 
     spec: ModelSpec | None = None
     prompts: Mapping[str, str] | None = None

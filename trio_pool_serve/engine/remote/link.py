@@ -2,7 +2,7 @@
 
 API process → engine: ``Greeting``. Engine → API process: ``Challenge``. Then ``Proof`` from the API process, and
 ``Proof`` from the engine. Either end may send ``Refusal`` instead of its message, and closes the connection. These
-messages are framed as those of the link, have a few hundred bytes, and all must arrive within ``GREETING_TIMEOUT_S``.
+messages have the frames of the link and a few hundred bytes each, and all must arrive within ``GREETING_TIMEOUT_S``.
 Unix sockets have no greeting.
 
 The proofs show who is at the other end. Later messages are neither encrypted nor signed: anyone who can change
@@ -57,7 +57,7 @@ async def run_link(
     async def receive_all() -> None:
         while (received := await stream.receive()) is not None:
             await receive(nursery, *received)
-        # The tasks would go on sending until the kernel notices that nobody reads.
+        # Without this, the tasks would send until the kernel reports that the other end is gone.
         nursery.cancel_scope.cancel(reason=f"the {other_end} disconnected")
 
     try:
@@ -243,7 +243,7 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
             shown = await _receive(framed, Proof, "API process")
             key = key_of_proof(keys, "api", transcript, shown.proof)
             # By the other end's key: while keys are changed, it may not have this end's first one yet. And after its
-            # proof: whoever has no key gets no proof to try keys against.
+            # proof: without a key, the other end gets no proof to try keys against.
             await framed.send(Proof(proof(key, "engine", transcript)))
     except LinkRefusedError as error:
         # The log of the other end says why, too. It may not read any more.
