@@ -80,8 +80,8 @@ async def complete_run(
 ) -> Position:
     """Compute the rest of a run, and show its progress; return the last position.
 
-    ``parts`` are the parts of a ``Run``. Once all rows are written, ``finish`` commits the last position. If the run was
-    complete before, ``check`` looks for its output. Raises and is cancelled as these two and ``Run.run``.
+    ``parts`` are the parts of a ``Run``. Once all rows are written, ``finish`` commits the last position. If the run
+    was complete before, ``check`` looks for its output. Raises and is cancelled as these two and ``Run.run``.
     """
     if journal.position.is_finished:
         await check(journal.position)

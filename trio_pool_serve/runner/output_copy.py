@@ -89,5 +89,5 @@ class CopyingBatch:
         except torch.OutOfMemoryError as error:  # of a further copy
             raise OutOfDeviceMemoryError(" ".join(str(error).split())) from None
         finally:
-            # The handle, or the error's traceback, may be kept; the batch's memory on the device must not be kept with it.
+            # A handle or a traceback that is kept must not keep the batch's memory on the device.
             self._device.clear()
