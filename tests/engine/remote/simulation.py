@@ -7,20 +7,16 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
-import pytest
 import trio
 from attrs import define, field
 from trio.testing import memory_stream_pair
 
 from tests.engine.engines import linked_engine
 from tests.scripted_runner import ScriptedRunner
-from trio_pool_serve.engine import device, dispatcher, local_device, queue_entry, scheduler
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote import device_server, remote_device
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer
 from trio_pool_serve.engine.remote.wire import FromEngine
@@ -31,19 +27,10 @@ from trio_pool_serve.types import Batch, CopiedBatch, Embed, PooledBatch, Poolin
 
 T = TypeVar("T")
 
-TIMED = (*(device, device_server, dispatcher), *(local_device, queue_entry, remote_device, scheduler))
-"""Modules that read ``time.perf_counter``."""
-
 P50_S, P99_S = 0.0019, 0.016
 """How late the loop of an API process is."""
 
 SIGMA = math.log(P99_S / P50_S) / 2.326
-
-
-def patch_time(patch: pytest.MonkeyPatch) -> None:
-    """Make the engine read Trio's clock."""
-    for module in TIMED:
-        patch.setattr(module, "time", SimpleNamespace(perf_counter=trio.current_time))
 
 
 def row(tokens: int, token: int = 1, *, client: int = 0, **prompt: Any) -> PoolingRequest:

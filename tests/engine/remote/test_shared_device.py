@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from tests.engine.remote.replicas import outcome_of
-from tests.engine.remote.simulation import LateLoop, SimulatedRunner, patch_time, row, simulated
+from tests.engine.remote.simulation import LateLoop, SimulatedRunner, row, simulated
+from tests.engine.virtual_time import patch_time
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.device_server import HEARTBEAT_S
