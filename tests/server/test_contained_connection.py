@@ -1,4 +1,4 @@
-"""Only the loop is at work here, so the clock may jump."""
+"""Idle connections end after a while; only the loop is at work here, so the clock may jump."""
 
 import pytest
 import trio
