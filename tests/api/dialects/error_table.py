@@ -1,12 +1,12 @@
 """The errors of every dialect as its clients see them, requested over a socket: docs/errors-by-dialect.md.
 
-``python -m tests.api.dialects.error_table`` writes the page, and the answers in ``wrong_requests.txt``, for a reader to
-judge; also the responses in ``refused_requests.txt`` and ``answered_requests.txt``, which are for tests only.
+``python -m tests.api.dialects.error_table`` writes the page, with the responses to ``wrong_requests.txt``, for a reader
+to judge; also the responses in ``refused_requests.txt`` and ``answered_requests.txt``, which are for tests only.
 """
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,7 +21,6 @@ from tests.api.dialects.recorded_requests import (
     asker,
     message_of,
     recorded,
-    sections,
 )
 from tests.conftest import full_queue
 from tests.model_folders import write_scripted_folder
@@ -92,12 +91,11 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
-async def answered(asking: Asker) -> str:
-    """Return the text of ``WRONG_REQUESTS`` with a server's answers."""
-    text = WRONG_REQUESTS.read_text().partition("## ")[0]
-    for heading, rows in sections(WRONG_REQUESTS):
-        text += f"## {heading}\n" + "".join([f"{line}\n    {await asking.answer(line)}\n" for line, _ in rows]) + "\n"
-    return text.rstrip() + "\n"
+def wrong_requests() -> Iterator[tuple[str, list[str]]]:
+    """Yield the sections of ``WRONG_REQUESTS``: a heading, and its requests."""
+    for section in WRONG_REQUESTS.read_text().split("## ")[1:]:
+        heading, *lines = filter(None, section.splitlines())
+        yield heading, lines
 
 
 async def wrong_values(asking: Asker) -> list[tuple[str, int, str, str]]:
@@ -135,9 +133,9 @@ async def page(asking: Asker) -> str:
     text = HEAD + "".join(row(", ".join(names), *cells) for cells, names in grouped(bodies, at=0).items())
     text += FULL + "".join(row(", ".join(names), *cells) for cells, names in grouped(full, at=0).items())
     text += WRONG
-    for heading, rows in sections(WRONG_REQUESTS):
+    for heading, lines in wrong_requests():
         text += f"\n### {heading}\n\n| request | status | message |\n| --- | --- | --- |\n"
-        text += "".join(row(f"`{line}`", *answer.split(" ", 1)) for line, answer in rows)
+        text += "".join([row(f"`{line}`", *await asking.answer(line)) for line in lines])
     wrong = grouped(await wrong_values(asking), at=3)
     return (
         text + ENUMS + "".join(row(f"`{name}`", *cells, ", ".join(routes)) for (name, *cells), routes in wrong.items())
@@ -148,7 +146,6 @@ async def _write() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, chat = write_scripted_folder(Path(folder) / "model"), write_chat_folder(Path(folder) / "chat", CHATML)
         async with asker(model, EVERY_TASK) as asking:
-            WRONG_REQUESTS.write_text(await answered(asking))
             PAGE.write_text(await page(asking))
         for path in (REFUSED_REQUESTS, ANSWERED_REQUESTS):
             path.write_text(await recorded(path, model, chat))

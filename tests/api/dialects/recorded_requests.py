@@ -145,10 +145,10 @@ class Asker:
         headers = {"X-Request-Id": REQUEST_ID, **(KEY if key else {})}
         return await self.http.post(path.replace("{name}", "org/model"), json=body, headers=headers)
 
-    async def answer(self, line: str) -> str:
+    async def answer(self, line: str) -> tuple[int, str]:
         """Return the status and the message of the response to a request on a line."""
         answer = await self._send(line)
-        return f"{answer.status_code} {message_of(answer)}".strip()
+        return answer.status_code, message_of(answer)
 
     async def record(self, line: str) -> str:
         """Return a response's status and body; of an error, field (in TEI's form, type) and message. Nothing stays."""
