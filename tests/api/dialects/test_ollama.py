@@ -10,7 +10,7 @@ import pytest
 import trio_pool_serve
 from tests.api.scripted_models import LONG, Able, Judge, become, served_as, vector_of
 from tests.api.serving import post, serving
-from tests.conftest import assert_idle, full_queue
+from tests.conftest import assert_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.types import Embed
@@ -69,14 +69,6 @@ async def test_more_dimensions_than_the_model_has_are_all_of_them(client, script
 async def test_keep_alive_is_read_and_unloads_nothing(client, service, keep_alive):
     await post(client, "/api/embed", input="hello", keep_alive=keep_alive, **MODEL)
     assert service.default.state == "loaded"
-
-
-async def test_a_full_queue_is_503_by_a_word_that_clients_retry_on(client, service):
-    with full_queue(service):
-        answer = await client.post("/api/embed", json={"input": "hello", **MODEL})
-    assert answer.status_code == 503
-    assert answer.json()["error"].startswith("server overloaded, please retry shortly: ")
-    assert int(answer.headers["retry-after"]) >= 1
 
 
 @each("num_ctx", [5, 10**6])

@@ -4,7 +4,7 @@ What TEI documents of each route, field and status is shown on real models in te
 """
 
 from tests.api.dialects.tei_models import Served, serving
-from tests.api.scripted_models import LONG, LateInteraction, ids_of, vector_of
+from tests.api.scripted_models import LateInteraction, ids_of, vector_of
 from tests.tables import each
 from trio_pool_serve.types import Classify, Embed, TokenEmbed
 
@@ -57,13 +57,6 @@ async def test_options_are_read_from_the_body_and_from_its_parameters(embedding:
     assert set(embedding.params) == {Embed(dimensions=3, normalize=False)}
 
 
-async def test_parameters_may_say_what_to_cut(embedding: Served):
-    ids = [n % 200 + 5 for n in range(100)]
-    assert await embedding.refused("/", inputs=ids, parameters={"truncate": False}) == (422, "Validation")
-    cut = {"truncate": True, "truncation_direction": "left"}
-    assert await embedding.ask("/", inputs=ids, parameters=cut) == [vector_of(ids[-64:])]
-
-
 @each("more", [{"raw_scores": True}, {"parameters": {"raw_scores": True}}])
 async def test_labels_and_ranks_may_be_logits(classifying: Served, judging: Served, more):
     await classifying.ask("/", inputs="hello", **more)
@@ -78,21 +71,6 @@ async def test_vectors_are_normalised_unless_they_are_of_tokens(embedding: Serve
         await served.ask("/", inputs=[7, 8])
         await served.ask("/", inputs=[7], parameters={"normalize": True})
         assert served.params == [TokenEmbed(), TokenEmbed(normalize=True)]
-
-
-# -- labels, scores and tokens ---------------------------------------------------------------------------
-
-
-async def test_large_rankings_come_back_whole(judging: Served):
-    texts = [" ".join(["w1"] * (n % 40 + 1)) for n in range(300)]
-    ranks = await judging.ask("/rerank", query="hello", texts=texts, return_text=True)
-    assert sorted(rank["index"] for rank in ranks) == list(range(300))
-    assert all(rank["text"] == texts[rank["index"]] for rank in ranks)
-
-
-async def test_tokenize_cuts_nothing(embedding: Served):
-    (tokens,) = await embedding.ask("/tokenize", inputs=LONG)
-    assert len(tokens) == 102
 
 
 # -- what is refused -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pytest
 
 from tests.api.scripted_models import PROMPTS, Able, become, ids_of
 from tests.api.serving import post, refused
+from tests.conftest import assert_idle
 from tests.scripted_runner import ScriptedRunner
 from tests.tables import each
 from trio_pool_serve.api.fields.field_values import the_same
@@ -55,12 +56,15 @@ async def test_an_unknown_input_type_is_refused_with_all_that_are_known(client, 
 
 async def test_a_refusal_repeats_the_beginning_of_a_long_text_only(client, service):
     become(service, Able())
-    fields = [(path, body, param) for path, body, param, _ in INPUT_TYPES]
-    fields += [("/embed", {"inputs": "hello"}, name) for name in ("model", "prompt_name", "truncation_direction")]
-    for path, body, param in fields:
-        answer = await client.post(path, json={**body, param: "x" * 2**20})
+    fields = [(path, body, param, 2000) for path, body, param, _ in INPUT_TYPES]
+    fields += [("/embed", {"inputs": "hello"}, name, 2000) for name in ("model", "prompt_name", "truncation_direction")]
+    fields += [("/v1/embeddings", EMBED, name, 2500) for name in ("model", "prompt_name", "encoding_format", "prompt")]
+    for path, body, param, most in fields:
+        answer = await client.post(path, json={**body, param: "x" * 2**21})
         assert answer.status_code in (400, 404, 422)
-        assert len(answer.content) < 2000, path
+        assert len(answer.content) < most, (path, param)
+    await post(client, **EMBED)
+    assert_idle(service)
 
 
 @attrs.frozen
