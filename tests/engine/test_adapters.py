@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.engines import Outcomes, compute_window, computing, engine_over, first_ids, request, running
@@ -126,14 +125,10 @@ async def test_cached_results_belong_to_an_adapter(scripted):
     assert (timings.looked_up, timings.cached) == (8, 4)
 
 
-def test_a_row_that_ended_engines_is_refused_with_its_adapter_only():
+async def test_a_row_that_ended_engines_is_refused_with_its_adapter_only():
     refused = RefusedRows()
-
-    async def main() -> None:
-        refused.refuse(entry(A))
-        assert [each.request.adapter for each in refused.fail_equal([*map(entry, ADAPTERS)])] == [None, B, C]
-
-    trio.run(main)
+    refused.refuse(entry(A))
+    assert [each.request.adapter for each in refused.fail_equal([*map(entry, ADAPTERS)])] == [None, B, C]
 
 
 def test_the_error_of_an_adapter_is_one_of_a_batch():

@@ -85,6 +85,7 @@ async def test_any_content_type_is_taken_for_json(client, kind):
     body = json.dumps({"input": "hello", **MODEL})
     answer = await client.post("/api/embed", content=body, headers={"content-type": kind} if kind else {})
     assert answer.status_code == 200, answer.text
+    assert answer.json()["embeddings"] == [vector_of("hello")]
 
 
 # -- models -----------------------------------------------------------------------------------------------
