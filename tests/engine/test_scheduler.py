@@ -1,6 +1,5 @@
 import math
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -23,7 +22,6 @@ from trio_pool_serve.engine.batching import (
     MAX_PADDING_SHARE,
     BatchBudget,
     BatchLimits,
-    ShortBatchBudget,
     length_class,
 )
 from trio_pool_serve.engine.device import InFlightBatch
@@ -150,43 +148,6 @@ def test_small_requests_that_devices_compute_for_other_processes_keep_batches_of
     while queue.clock <= began + MAX_BATCHES_SINCE_SMALL * 2048:
         take(queue, 2048, 100)
     assert len(take(queue, 2048, 100)) == 2048 // 34, "none has come for long"
-
-
-def settle(budget: ShortBatchBudget, tokens: int, seconds: Callable[[int], float]) -> set[int]:
-    """Compute many rows of so many tokens; return how many of them the last batches had."""
-    rows = []
-    for _ in range(100):
-        rows.append(max(1, budget.tokens // tokens))
-        budget.observe(rows[-1] * tokens, seconds(rows[-1] * tokens))
-    return set(rows[-20:])
-
-
-def test_short_batches_grow_to_their_target_duration_whatever_a_batch_of_one_row_takes():
-    budget = ShortBatchBudget()
-    assert settle(budget, 34, lambda tokens: 0.008 + 1e-4 * tokens) <= {3, 4}, "0.0182 and 0.0216 s"
-    assert settle(budget, 512, lambda tokens: 0.06) == {1}
-    assert settle(budget, 34, lambda tokens: 0.004 + 1e-4 * tokens) <= {4, 5}, "0.0176 and 0.021 s"
-    assert settle(ShortBatchBudget(), 34, lambda tokens: 0.018 + 1e-4 * tokens) == {1}
-
-
-def test_short_batches_are_not_made_so_small_that_most_of_their_time_is_constant():
-    """With a model whose row alone takes longer than a short batch may, and hardly longer than two rows."""
-    budget = ShortBatchBudget()
-    for _ in range(20):
-        budget.observe(2048, 0.018 + 2.6e-4 * 2048)
-    assert settle(budget, 34, lambda tokens: 0.018 + 2.6e-4 * tokens) <= {3, 4}, "0.045 and 0.053 s, alone 0.027"
-    assert settle(budget, 400, lambda tokens: 0.018 + 2.6e-4 * tokens) == {1}
-    assert settle(budget, 34, lambda tokens: 4e-4 * tokens) <= {1, 2}, "no part is constant"
-
-
-def test_small_and_full_batches_do_not_change_the_budget_of_short_batches():
-    budget = ShortBatchBudget()
-    settle(budget, 34, lambda tokens: 1e-4 * tokens)
-    before = budget.tokens
-    for _ in range(100):
-        budget.observe(16, 0.001)
-        budget.observe(2048, 0.2)
-    assert budget.tokens == before
 
 
 # -- clients ------------------------------------------------------------------------------------------

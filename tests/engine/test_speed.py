@@ -1,10 +1,11 @@
-"""Rates of an engine, from the batches that leave rows waiting."""
+"""Rates of an engine, from the batches that leave rows waiting, and the cost of a pass."""
 
 import math
+import random
 
 import pytest
 
-from trio_pool_serve.engine.speed import BATCHES, MIN_BATCHES, ComputeRates, work_class
+from trio_pool_serve.engine.speed import BATCHES, MIN_BATCHES, ComputeRates, PassCost, work_class
 
 pytestmark = pytest.mark.unit
 
@@ -67,3 +68,80 @@ def test_the_time_from_batch_to_batch_counts_while_rows_wait_and_idle_time_does_
     assert rates.drain_s(launched=90.0, done=91.0, left_waiting=True) == 1.0
     rates.drain_s(launched=95.0, done=95.0, left_waiting=False)  # batches that do not count
     assert rates.drain_s(launched=100.0, done=101.0, left_waiting=False) == 1.0
+
+
+# -- the cost of a pass -------------------------------------------------------------------------------
+
+
+def measured(constant_s: float, token_s: float, *sizes: int, repeats: int = 20) -> PassCost:
+    """Passes of these numbers of tokens, each up to a tenth faster or slower than the line."""
+    cost, noise = PassCost(), random.Random(0)
+    for _ in range(repeats):
+        for tokens in sizes:
+            cost.observe(tokens, (constant_s + token_s * tokens) * noise.uniform(0.9, 1.1))
+    return cost
+
+
+@pytest.mark.parametrize(("constant_s", "token_s"), [(0.0016, 3.5e-5), (0.018, 2.6e-4), (0.005, 4e-6)])
+def test_a_pass_has_a_constant_part_and_a_part_for_each_token(constant_s, token_s):
+    cost = measured(constant_s, token_s, 34, 272, 2048, 16384)
+    assert cost.constant_s == pytest.approx(constant_s, rel=0.15)
+    assert cost.token_s == pytest.approx(token_s, rel=0.15)
+    assert cost.seconds(8192) == pytest.approx(constant_s + 8192 * token_s, rel=0.15), "of a size that was not measured"
+
+
+def test_while_all_passes_have_one_size_no_part_is_known_to_be_constant():
+    cost = measured(0.008, 1e-4, 34)
+    assert cost.constant_s == 0
+    assert cost.seconds(68) == pytest.approx(2 * cost.seconds(34)), "of a larger pass, none may be"
+    assert cost.seconds(17) == cost.seconds(34), "of a smaller one, all may be"
+
+
+def test_before_anything_is_measured_a_pass_takes_no_time_and_a_short_one_has_one_row():
+    cost = PassCost()
+    assert (cost.constant_s, cost.seconds(2048), cost.short_tokens) == (0, 0, 1)
+
+
+def test_a_pass_that_took_far_too_long_is_soon_forgotten():
+    """As the first of a shape, which is compiled."""
+    cost = measured(0.002, 1e-4, 34, 272)
+    cost.observe(1000, 2.0)
+    for _ in range(16):
+        for tokens in (34, 272, 1000):
+            cost.observe(tokens, 0.002 + 1e-4 * tokens)
+    assert cost.seconds(1000) == pytest.approx(0.102, rel=0.2)
+    assert cost.seconds(34) == pytest.approx(0.0054, rel=0.2)
+
+
+def test_a_device_that_becomes_slower_is_measured_anew():
+    cost = measured(0.002, 1e-4, 34, 272)
+    for _ in range(20):
+        for tokens in (34, 272):
+            cost.observe(tokens, 3 * (0.002 + 1e-4 * tokens))
+    assert cost.constant_s == pytest.approx(0.006, rel=0.3)
+    assert cost.token_s == pytest.approx(3e-4, rel=0.1)
+
+
+def shortened(constant_s: float, token_s: float, row_tokens: int) -> set[int]:
+    """Compute many rows of so many tokens beside single ones; return how many of them the last short passes had."""
+    cost, rows = PassCost(), []
+    for _ in range(40):
+        rows.append(max(1, cost.short_tokens // row_tokens))
+        for tokens in (16, rows[-1] * row_tokens):
+            cost.observe(tokens, constant_s + token_s * tokens)
+    return set(rows[-10:])
+
+
+def test_a_short_pass_takes_20_ms_or_longer_if_more_than_a_third_of_it_were_constant():
+    assert shortened(0.002, 1e-4, 34) == {5}, "0.019 s, and 0.0224 s with one more"
+    assert shortened(0.0, 4e-4, 34) == {1}, "no part is constant"
+    assert shortened(0.018, 2.6e-4, 34) == {4}, "0.053 s: 0.018 s of it would be needed for one row as well"
+    assert shortened(0.002, 1e-4, 512) == {1}, "a longer row is a pass of its own"
+
+
+def test_where_more_tokens_take_no_longer_a_short_pass_has_twice_as_many_as_were_measured():
+    cost = PassCost()
+    cost.observe(64, 0.2)
+    cost.observe(256, 0.1)
+    assert cost.constant_s > 0
+    assert cost.short_tokens == 512

@@ -1,6 +1,5 @@
 """Which rows may be in one batch, and its limits: token budget, padding, and its tokens if it should be short."""
 
-import math
 from functools import lru_cache
 
 from attrs import Factory, define, field, frozen
@@ -13,15 +12,8 @@ MAX_PADDING_SHARE = 0.1
 FREE_PADDING_DIVISOR = 64
 """A batch's token budget divided by this may always be padding: on CPU one more batch costs about as much."""
 
-SHORT_BATCH_S = 0.02
-"""Target duration of a short batch: of long work while small requests arrive, which wait until it is computed."""
-
-FEW_TOKENS, MOST_SLOWER = 256, 1.5
-"""A short batch of at most ``FEW_TOKENS`` is not made smaller if a token takes more than ``MOST_SLOWER`` times as long
-as in a larger batch: most of its time is then constant. With large models this is the time to read the weights."""
-
 BUDGET_STEP = 1.25
-"""Factor by which ``ShortBatchBudget`` grows and shrinks, and ``TokenBudget`` grows."""
+"""Factor by which ``TokenBudget`` grows."""
 
 GROW_AFTER = 8
 """Full batches that must succeed before ``TokenBudget`` grows."""
@@ -77,39 +69,6 @@ class BatchLimits:
     def budget(self) -> BatchBudget:
         """Return the budget of a new batch."""
         return BatchBudget(self.max_tokens, self.max_tokens // FREE_PADDING_DIVISOR, pads=self.pads)
-
-
-@define
-class ShortBatchBudget:
-    """The token budget with which a batch takes about ``SHORT_BATCH_S`` seconds, or longer if less is wasteful.
-
-    It is found by trial, not from tokens per second: part of a batch's duration is constant, so batches of one row look
-    so slow that the next ones would have one row again.
-    """
-
-    _tokens: float = field(default=1.0, init=False)
-    _usual_s: float = field(default=math.inf, init=False)
-    """Seconds per token of a larger batch, as a moving average."""
-
-    @property
-    def tokens(self) -> int:
-        """The budget; a longer row is a batch of its own."""
-        return int(self._tokens)
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Shrink the budget if a batch within it took too long; grow it if a batch of at least half of it did not.
-
-        If most of its time is constant, a batch of few tokens has not taken too long: see ``MOST_SLOWER``.
-        """
-        is_wasteful = tokens <= FEW_TOKENS and seconds > MOST_SLOWER * tokens * self._usual_s
-        if tokens > FEW_TOKENS:
-            each = seconds / tokens
-            self._usual_s = each if math.isinf(self._usual_s) else 0.9 * self._usual_s + 0.1 * each
-        if seconds > SHORT_BATCH_S and not is_wasteful:
-            if tokens <= self._tokens:
-                self._tokens = max(1.0, self._tokens / BUDGET_STEP)
-        elif 2 * tokens >= self._tokens:
-            self._tokens = max(tokens, self._tokens * BUDGET_STEP)
 
 
 @define

@@ -9,10 +9,10 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.batch_recovery import Fault
-from trio_pool_serve.engine.batching import BatchLimits, ShortBatchBudget
+from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
-from trio_pool_serve.engine.speed import PassTimes, work_class
+from trio_pool_serve.engine.speed import PassCost, work_class
 from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
 
 MAX_DELIVERED_ROWS = 512
@@ -124,8 +124,7 @@ class Device(ABC):
     """Whether it takes a batch while it computes another: then further long rows delay no short ones there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Launched and not back, in the order of their launches."""
-    short_batch: ShortBatchBudget = field(init=False, factory=ShortBatchBudget)
-    passes: PassTimes = field(init=False, factory=PassTimes)
+    passes: PassCost = field(init=False, factory=PassCost)
     zone: str = field(default="", init=False)
     """The zone of its process."""
     launches: int = field(default=1, init=False)
@@ -186,7 +185,6 @@ class Device(ABC):
     def observe(self, batch: InFlightBatch) -> None:
         """Record how long a batch took on this device."""
         self.passes.observe(batch.batch.tokens, batch.device_s)
-        self.short_batch.observe(batch.batch.tokens, batch.device_s)
 
     def done_in_s(self, tokens: int) -> float:
         """Return the seconds until it would have computed ``tokens`` more, after its batches in flight.

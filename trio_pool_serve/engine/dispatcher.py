@@ -31,13 +31,6 @@ STOPPED = "The engine has stopped."
 QUIET_ROUNDS = 4
 """Rounds of the event loop that a request needs from its arrival until its rows are queued."""
 
-GATHER_SHARE = 0.2
-"""The longest wait for further rows, as a share of the shortest pass: much of that pass is a cost of any pass, however
-few its rows. 8 clients of a model of base size get 1.3 times as many responses per second (docs/profile.md)."""
-
-MAX_GATHER_S = 0.01
-"""If only long passes have been measured, a fifth of the shortest would be far more than a pass costs."""
-
 
 @define(eq=False)
 class Dispatcher:
@@ -116,11 +109,11 @@ class Dispatcher:
         their rows would be a batch, and the others would wait for it.
         """
         waiting, quiet = self.source.tokens, 0
-        if not waiting or not [each for each in self.devices if each.room > 0 or each.ahead_room > 0]:
+        constants_s = [each.passes.constant_s for each in self.devices if each.room > 0 or each.ahead_room > 0]
+        if not waiting or not constants_s:
             return
-        # Before anything was measured this is 0: the first rows do not wait.
-        shortest_s = min([each.passes.shortest_s for each in self.devices])
-        until = time.perf_counter() + min(MAX_GATHER_S, GATHER_SHARE * shortest_s)
+        # A pass less for further rows saves the constant part of its time, and no more.
+        until = time.perf_counter() + min(constants_s)
         while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
             await trio.lowlevel.checkpoint()
             waiting, before = self.source.tokens, waiting
@@ -158,8 +151,8 @@ class Dispatcher:
         for device in devices:
             # Rows that arrive later wait until this batch is computed, so it is taken only if it is short, and only if
             # it contains all rows: with more rows waiting, there is a batch to launch when the device is free.
-            if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.short_batch.tokens:
-                limits = evolve(device.limits, max_tokens=device.short_batch.tokens)
+            if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.passes.short_tokens:
+                limits = evolve(device.limits, max_tokens=device.passes.short_tokens)
                 if entries := self.source.take(limits, leaves_long=True):
                     return device, InFlightBatch(entries, kind="ahead")
         if not others_wait:

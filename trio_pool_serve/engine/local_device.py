@@ -89,7 +89,7 @@ class LocalDevice(Device):
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
-        return BatchLimits(self.budget.tokens, self.short_batch.tokens, self.facts.pads)
+        return BatchLimits(self.budget.tokens, self.passes.short_tokens, self.facts.pads)
 
     @property
     def tokens_per_s(self) -> float:

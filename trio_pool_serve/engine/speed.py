@@ -30,6 +30,9 @@ MIN_BATCHES = 3
 PASS_WEIGHT = 0.2
 """Weight of the newest pass in a device's averages."""
 
+SHORT_PASS_S = 0.02
+"""Target duration of a short pass: of long work while small requests arrive, which wait until it is computed."""
+
 SecondsPerToken: TypeAlias = npt.NDArray[np.float64]
 """Shape (``WORK_CLASSES``,); all NaN before the first batch."""
 
@@ -133,31 +136,62 @@ def _nearest_known(known: Sequence[int]) -> npt.NDArray[np.intp]:
 
 
 @define(eq=False)
-class PassTimes:
-    """How long the passes of one device take, by the octave of their tokens."""
+class PassCost:
+    """How long the passes of one device take: a constant part, and a part for each token.
 
+    The line is fitted to the averages of each octave of tokens, by least squares of relative errors: so a size that is
+    no longer computed still counts, and a pass of many tokens does not count for more than one of few. While all passes
+    have one size, no part is known to be constant.
+    """
+
+    constant_s: float = field(init=False, default=0.0)
+    """Seconds of any pass, however few its tokens; 0 if nothing has been measured."""
+    token_s: float = field(init=False, default=0.0)
+    """Seconds of each of its tokens; 0 if nothing has been measured."""
     _rate: MovingAverage = field(init=False, factory=lambda: MovingAverage(PASS_WEIGHT))
-    _seconds: dict[int, MovingAverage] = field(init=False, factory=dict)
+    _octaves: dict[int, tuple[MovingAverage, MovingAverage]] = field(init=False, factory=dict)
+    """Tokens and seconds of passes, by octave of tokens."""
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Record a pass."""
         self._rate.observe(tokens / seconds)
-        self._seconds.setdefault(tokens.bit_length(), MovingAverage(PASS_WEIGHT)).observe(seconds)
+        averages = self._octaves.setdefault(
+            tokens.bit_length(), (MovingAverage(PASS_WEIGHT), MovingAverage(PASS_WEIGHT))
+        )
+        for average, value in zip(averages, (tokens, seconds), strict=True):
+            average.observe(value)
+        # The normal equations of 1 = constant_s · (1 / seconds) + token_s · (tokens / seconds).
+        points = [(1 / each_s.value, each.value / each_s.value) for each, each_s in self._octaves.values()]
+        u, v = (sum(column) for column in zip(*points, strict=True))
+        uu, uv, vv = sum([x * x for x, _ in points]), sum([x * y for x, y in points]), sum([y * y for _, y in points])
+        determinant = uu * vv - uv * uv
+        if len(points) == 1 or determinant <= 0 or u * vv < v * uv:
+            self.constant_s, self.token_s = 0.0, v / vv
+        elif v * uu < u * uv:  # more tokens took less time
+            self.constant_s, self.token_s = u / uu, 0.0
+        else:
+            self.constant_s, self.token_s = (u * vv - v * uv) / determinant, (v * uu - u * uv) / determinant
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens of a pass per second, as a moving average; 0 before the first."""
         return self._rate.value
 
-    @property
-    def shortest_s(self) -> float:
-        """Recent seconds of the fastest octave; 0 if nothing has been measured."""
-        return min([each.value for each in self._seconds.values()], default=0.0)
-
     def seconds(self, tokens: int) -> float:
-        """Return how long a pass of ``tokens`` will take; 0 if nothing has been measured."""
-        if not self._seconds:
-            return 0.0
-        octave = tokens.bit_length()
-        nearest = min(self._seconds, key=lambda known: abs(known - octave))
-        return self._seconds[nearest].value * 2.0 ** max(0, octave - nearest)
+        """Return how long a pass of ``tokens`` will take; 0 if nothing has been measured.
+
+        While no pass of so few tokens has been measured, how much of the smallest is constant is unknown: all of it.
+        """
+        least = min([measured.value for measured, _ in self._octaves.values()], default=0.0)
+        return self.constant_s + max(tokens, least) * self.token_s
+
+    @property
+    def short_tokens(self) -> int:
+        """Tokens of a pass that takes ``SHORT_PASS_S``, or longer if more than a third of it would be constant.
+
+        A longer row is a pass of its own.
+        """
+        if self.token_s:
+            return max(1, int(max(SHORT_PASS_S - self.constant_s, 2 * self.constant_s) / self.token_s))
+        # Nothing has been measured, or more tokens took no longer: then twice as many will show how long they take.
+        return max([1, *[int(2 * tokens.value) for tokens, _ in self._octaves.values()]])

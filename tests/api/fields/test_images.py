@@ -16,8 +16,8 @@ from tests.api.scripted_models import Everything, serve_as
 from tests.api.serving import post, refused
 from tests.api.serving import serving as scripted_server
 from tests.conftest import NO_AUTHORITIES, listening, running, until, wait_idle
-from tests.rendering.media.image_server import says, serving
-from tests.rendering.media.images import RED, ColourFormat, data_url, encoded
+from tests.rendering.media.image_server import ImageServer, drips, says, serving
+from tests.rendering.media.images import GREEN, RED, ColourFormat, data_url, encoded
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import Config, InputConfig
 from trio_pool_serve.errors import MediaError
@@ -61,6 +61,13 @@ async def embed(client: httpx.AsyncClient, path: str = "/v1/embeddings", **body)
 
 
 # -- dialects ---------------------------------------------------------------------------------------------
+
+
+async def test_a_jpeg_is_read_as_a_png_is(client, images):
+    (green,) = await embed(
+        client, input=data_url(encoded(GREEN, kind="JPEG", quality=100, subsampling=0)), modality="image"
+    )
+    assert [round(number / 10) for number in green[1:4]] == [round(n / 10) for n in vector_of(GREEN)[1:4]]
 
 
 def too_many(images: list[dict]) -> list[tuple[str, dict]]:
@@ -162,6 +169,9 @@ async def test_of_two_requests_with_the_same_image_each_is_told_where_its_own_is
     assert sorted(places) == ["input[0].image", "input[1].image"]
 
 
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
 async def test_files_are_read_where_they_may_be(config, tmp_path: Path):
     (tmp_path / "image.png").write_bytes(encoded())
     async with served(config, allowed_media_path=tmp_path) as (service, client):
@@ -169,6 +179,20 @@ async def test_files_are_read_where_they_may_be(config, tmp_path: Path):
         for name, status in {"../secret.png": 400, "nothing.png": 422}.items():
             await refused(client, status=status, input={"image": f"{tmp_path.as_uri()}/{name}"})
         await wait_idle(service)
+
+
+async def test_a_client_that_leaves_takes_the_fetching_along(config):
+    async with served(config, allowed_media_domains=LOOPBACK) as (service, client):
+        async with serving({"/": drips(HEAD, b"A: b\r\n")}) as server:
+            await ask_and_leave(client, server)
+        await wait_idle(service)
+
+
+async def ask_and_leave(client: httpx.AsyncClient, server: ImageServer) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post("/v1/embeddings", json={"input": {"image": server.url("/")}}))
+        await until(lambda: server.heads)
+        nursery.cancel_scope.cancel()
 
 
 # -- other clients' images --------------------------------------------------------------------------------

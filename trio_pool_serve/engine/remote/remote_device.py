@@ -143,7 +143,7 @@ class RemoteDevice(Device):
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
-        return BatchLimits(self.budget, self.short_batch.tokens, self.facts.pads)
+        return BatchLimits(self.budget, self.passes.short_tokens, self.facts.pads)
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
         for entry in batch.entries:
