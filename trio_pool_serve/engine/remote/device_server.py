@@ -19,7 +19,7 @@ from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.queue_entry import QueueEntry
-from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts
+from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts, require_valid
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.link import (
     HEARTBEATS_IN_TIMEOUT,
@@ -155,17 +155,13 @@ class ApiConnection:
 
     async def _submit(self, message: Submit, payload: memoryview) -> None:
         facts = message.batch
-        batch = self.batches.get(facts.number)
-        if batch is None:
-            if len(self.batches) >= self.server.most_batches:
-                raise ValueError(f"more than {self.server.most_batches} unanswered batches were sent")
-            batch = self.batches[facts.number] = SentBatch(facts, self._settled)
-        elif not batch.arriving:  # it would be queued twice
-            raise ValueError("a batch has the number of an unanswered batch")
+        batch = self.batches.setdefault(facts.number, SentBatch(facts, self._settled))
+        most = self.server.most_batches
+        require_valid(len(self.batches) <= most, f"more than {most} unanswered batches were sent")
+        require_valid(batch.arriving > 0, "a batch has the number of an unanswered batch")  # it would be queued twice
         for part in received_parts(message.parts, payload):
             batch.arriving -= len(part.ids)
-            if batch.arriving < 0:
-                raise ValueError("a batch has more rows than announced")
+            require_valid(batch.arriving >= 0, "a batch has more rows than announced")
             self._read(part, batch)
             await trio.lowlevel.checkpoint()
         if not batch.arriving:

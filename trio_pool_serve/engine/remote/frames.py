@@ -39,6 +39,12 @@ NUMBERS = "biuf"
 """The kinds of dtypes that are sent: booleans, integers and floats."""
 
 
+def require_valid(is_valid: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)
+    """Raise ``ValueError`` with this message if something that is to be sent or was received is not valid."""
+    if not is_valid:
+        raise ValueError(otherwise)
+
+
 class ArrayHeader(msgspec.Struct, array_like=True):
     """Stands for an array in a message."""
 
@@ -76,8 +82,10 @@ def of_rows(arrays: Sequence[Any], dtype: np.dtype[Any], lengths: Sequence[int])
     Raises ``ValueError`` for arrays of other shapes, and as ``concatenated``.
     """
     together = concatenated(arrays, dtype)
-    if together.shape != (sum(lengths),) or [*map(len, arrays)] != [*lengths]:
-        raise ValueError("an array whose length differs from its row's")
+    require_valid(
+        together.shape == (sum(lengths),) and [*map(len, arrays)] == [*lengths],
+        "an array whose length differs from its row's",
+    )
     return together
 
 
@@ -107,8 +115,10 @@ class Frame:
         buffers: list[Buffer] = []
         encoded = encode(content, buffers)
         nbytes = sum(map(len, buffers))
-        if len(encoded) > _max_bytes(len(ids)) or nbytes > MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES:
-            raise ValueError(f"{len(encoded)} and {nbytes} bytes are too many")
+        require_valid(
+            len(encoded) <= _max_bytes(len(ids)) and nbytes <= MAX_PAYLOAD_BYTES - FULL_FRAME_BYTES,
+            f"{len(encoded)} and {nbytes} bytes are too many",
+        )
         self.parts.append(Part(ids, nbytes, msgspec.Raw(encoded)))
         self.buffers += buffers
         self._rows += len(ids)
@@ -178,8 +188,7 @@ def _max_bytes(rows: int) -> int:
 
 def require_one_part(rows: int, nbytes: int) -> None:
     """Raise ``ValueError`` if rows with ``nbytes`` bytes of arrays are too many for one part; a single row never is."""
-    if rows > 1 and nbytes > FULL_FRAME_BYTES:
-        raise ValueError(f"{rows} rows with {nbytes} bytes are too many for one part")
+    require_valid(rows <= 1 or nbytes <= FULL_FRAME_BYTES, f"{rows} rows with {nbytes} bytes are too many for one part")
 
 
 @define(eq=False)
@@ -199,8 +208,7 @@ class ReceivedPart:
         which would take seconds.
         """
         nbytes = memoryview(self.content).nbytes
-        if nbytes > _max_bytes(len(self.ids)):
-            raise ValueError(f"{nbytes} bytes for {len(self.ids)} rows are too many")
+        require_valid(nbytes <= _max_bytes(len(self.ids)), f"{nbytes} bytes for {len(self.ids)} rows are too many")
         return msgspec.msgpack.decode(self.content, type=kind, dec_hook=self._next_array)
 
     def convert(self, fields: Any, kind: type[T]) -> T:
@@ -209,12 +217,16 @@ class ReceivedPart:
 
     def _next_array(self, _: object, fields: Any) -> Array:
         kind, shape = msgspec.convert(fields, tuple[str, tuple[int, ...]])
-        if max(len(kind), len(shape)) > MAX_DIMENSIONS:
-            raise ValueError(f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters")
+        require_valid(
+            max(len(kind), len(shape)) <= MAX_DIMENSIONS,
+            f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters",
+        )
         dtype = np.dtype(kind)
         count, left = math.prod(shape), len(self.payload) - self._taken
-        if dtype.kind not in NUMBERS or min(shape, default=0) < 0 or count * dtype.itemsize > left:
-            raise ValueError(f"an array {kind} of shape {shape} cannot be sent, or is incomplete")
+        require_valid(
+            dtype.kind in NUMBERS and min(shape, default=0) >= 0 and count * dtype.itemsize <= left,
+            f"an array {kind} of shape {shape} cannot be sent, or is incomplete",
+        )
         array = np.frombuffer(self.payload, dtype, count, self._taken).reshape(shape)
         self._taken += array.nbytes
         return array

@@ -21,6 +21,7 @@ from trio_pool_serve.engine.remote.frames import (
     pieces,
     reason_of,
     require_one_part,
+    require_valid,
 )
 from trio_pool_serve.engine.remote.wire import Failure, LonePrompt, Outputs, Rows, Values
 from trio_pool_serve.processes.framed_stream import Buffer, sendable
@@ -110,8 +111,7 @@ def read_rows(part: ReceivedPart, planned: int | None = None) -> list[PoolingReq
     """
     try:
         rows = part.decode(Rows)
-        if len(rows.lengths) != len(part.ids):
-            raise ValueError(f"{len(rows.lengths)} rows with {len(part.ids)} numbers")  # noqa: TRY301
+        require_valid(len(rows.lengths) == len(part.ids), f"{len(rows.lengths)} rows with {len(part.ids)} numbers")
         prompts = _prompts(rows)
         params = tuple([_param(name, fields, part) for name, fields in rows.params])
         return [PoolingRequest(prompt, params, planned=planned, adapter=rows.adapter) for prompt in prompts]
@@ -142,23 +142,30 @@ def _counts(column: Sequence[int | None], lengths: Sequence[int]) -> Sequence[in
     Raises ``ValueError`` if one exceeds the tokens of its row: on a GPU it would be an address.
     """
     limits = lengths if len(column) > 1 else [min(lengths)]
-    if any(count is not None and not 0 <= count <= most for count, most in zip(column, limits, strict=True)):
-        raise ValueError("a row has fewer tokens than announced")
+    require_valid(
+        all(count is None or 0 <= count <= most for count, most in zip(column, limits, strict=True)),
+        "a row has fewer tokens than announced",
+    )
     return column if len(column) > 1 else [*column] * len(lengths)
 
 
 def _require_alone(lone: LonePrompt, lengths: Sequence[int]) -> None:
     """Raise ``ValueError`` for several rows, or for chunks beyond a row's tokens: on a GPU they would be addresses."""
-    if len(lengths) != 1:
-        raise ValueError("only a row that is sent alone may have these arrays")
-    if lone.embeds is not None and (lone.embeds.ndim != 2 or len(lone.embeds) != lengths[0]):
-        raise ValueError("the token embeddings are not one per token")
+    require_valid(len(lengths) == 1, "only a row that is sent alone may have these arrays")
+    require_valid(
+        lone.embeds is None or (lone.embeds.ndim == 2 and len(lone.embeds) == lengths[0]),
+        "the token embeddings are not one per token",
+    )
     if (chunks := lone.chunks) is not None:
-        if chunks.dtype != INT32 or chunks.ndim != 2 or chunks.shape[1] != 2 or not len(chunks):
-            raise ValueError("chunks are not pairs of numbers")
+        require_valid(
+            chunks.dtype == INT32 and chunks.ndim == 2 and chunks.shape[1] == 2 and len(chunks) > 0,
+            "chunks are not pairs of numbers",
+        )
         begins, ends = chunks.T
-        if begins.min() < 0 or ends.max() > lengths[0] or (begins >= ends).any():
-            raise ValueError("a row has fewer tokens than its chunks")
+        require_valid(
+            begins.min() >= 0 and ends.max() <= lengths[0] and bool((begins < ends).all()),
+            "a row has fewer tokens than its chunks",
+        )
 
 
 def _param(name: str, fields: Any, part: ReceivedPart) -> PoolingParams:
@@ -244,8 +251,7 @@ def read_answers(part: ReceivedPart) -> tuple[Outputs, Sequence[tuple[PooledValu
         outputs = part.decode(Outputs)
         columns = [_read_values(values) for values in outputs.values]
         rows = [*zip(*columns, strict=True)] if columns else [()] * len(part.ids)
-        if len(rows) != len(part.ids):
-            raise ValueError(f"{len(rows)} outputs with {len(part.ids)} numbers")  # noqa: TRY301
+        require_valid(len(rows) == len(part.ids), f"{len(rows)} outputs with {len(part.ids)} numbers")
     except Exception as error:
         raise errors.UnsendableError(f"The engine process's output cannot be read: {reason_of(error)}") from error
     if (failure := outputs.failure) is not None:
