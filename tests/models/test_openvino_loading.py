@@ -408,7 +408,7 @@ async def test_a_server_launches_as_many_batches_at_a_time_as_its_first_model_s_
         for name in service.models.by_name:
             engine: Any = service.model(name).engine
             assert sum(device.launches for device in engine.queue.dispatcher.devices) == batches
-            assert len(engine.devices.loaded.unused[0].computed_at) == batches, "each has a share of the cores"
+            assert len(engine.devices.device.runner.unused[0].computed_at) == batches, "each has a share of the cores"
             row = PoolingRequest(RenderedPrompt(np.array([7, 8, 9], np.int32)), (Embed(),))
             first, *others = await engine.submit_all([row] * 100)
             assert all(np.array_equal(each.values[0], first.values[0]) for each in others)

@@ -133,7 +133,7 @@ async def test_adapters_come_and_go_while_others_are_asked_for(tmp_path: Path):
 
 async def test_files_that_have_changed_fail_the_rows_of_their_adapter_until_it_is_loaded_again(tmp_path: Path):
     async with adapted(tmp_path, "law", "art") as live:
-        loaded = live.service.served["base"].engine.devices.loaded.runner
+        loaded = live.service.served["base"].engine.devices.device.runner.runner
         write_lora(tmp_path / "law", tmp_path / "base", seed=2)
         loaded.adapters.store.loaded._values.clear()
         assert [await live.embed(name) for name in ("law", "art", "base")] == [500, 200, 200]

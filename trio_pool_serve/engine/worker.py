@@ -7,7 +7,7 @@ import trio
 from attrs import define, evolve, field
 
 from trio_pool_serve.engine.device import InFlightBatch
-from trio_pool_serve.engine.devices import Devices
+from trio_pool_serve.engine.engine import Devices
 from trio_pool_serve.engine.engine_statistics import EngineStatistics, ModelMemory
 from trio_pool_serve.engine.local_device import LocalDevice
 from trio_pool_serve.engine.queue_entry import Submission, require_finite
@@ -62,11 +62,6 @@ class Worker(Devices):
             self.offload.close()
 
     @property
-    def takes_rows(self) -> bool:
-        """Whether the model is loaded."""
-        return bool(self.dispatcher.devices)
-
-    @property
     def stall_reason(self) -> str:  # noqa: D102
         oldest_s = self.dispatcher.oldest_in_flight_s
         return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > self.config.stall_timeout_s else ""
@@ -90,12 +85,6 @@ class Worker(Devices):
             failed_batches=device.failed_batches,
             batch_token_budget=device.budget.tokens,
         )
-
-    @property
-    def loaded(self) -> Runner:
-        """The runner; read it only once the model is loaded."""
-        assert self.device is not None  # noqa: S101  (the model is loaded)
-        return self.device.runner
 
     def free(self) -> None:  # noqa: D102
         self.device = None

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import trio
 from attrs import define, evolve, field
 
-from trio_pool_serve.engine.devices import Devices
-from trio_pool_serve.engine.engine import ModelQueue
+from trio_pool_serve.engine.engine import Devices, ModelQueue
 from trio_pool_serve.engine.engine_statistics import LinkStatistics, ModelMemory
 from trio_pool_serve.engine.remote.connectors import Connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
@@ -64,14 +63,14 @@ class RemoteWorkers(Devices):
             self._facts, self._merged = evolve(ready[0], computed_by=computed_by), ready
         return super().facts
 
+    @property
+    def takes_rows(self) -> bool:  # noqa: D102
+        return any(link.takes_rows for link in self._ready)
+
     def note_admitted(self) -> None:  # noqa: D102
         tokens = self.queue.admission.tokens
         for link in self._ready:
             link.note_admitted(tokens)
-
-    @property
-    def takes_rows(self) -> bool:  # noqa: D102
-        return any(link.takes_rows for link in self._ready)
 
     @property
     def stall_reason(self) -> str:  # noqa: D102
