@@ -11,8 +11,10 @@ from itertools import chain, count
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.threads.moving_average import MovingAverage
+
 WEIGHT = 0.3
-"""Weight of the newest period in the average."""
+"""Weight of the newest period in the average of seconds per item."""
 
 PERIOD_S = 0.25
 """Period over which items are counted: to a busy event loop, several may seem to be done at once."""
@@ -33,7 +35,7 @@ class ClientCounts(Counter[int]):
     def add(self, client: int, number: int) -> None:
         """Add to a client's number."""
         self[client] += number
-        if not self[client]:
+        if not self[client]:  # clients come and go: their zeros would be kept forever
             del self[client]
 
 
@@ -95,6 +97,7 @@ class ClientTurns:
             self._working[client] += 1
             return
         turn = trio.Event()
+        # Sorted rather than appended: a caller's own numbers may say that a later task is the client's next.
         place = next(self._numbers) if number is None else number, turn
         insort(self._waiting.setdefault(client, []), place)
         try:
@@ -110,8 +113,8 @@ class ClientTurns:
 
     def step_back(self, client: int) -> bool:
         """Put a client at the end of the line, if it waits; return whether others wait."""
-        if tasks := self._waiting.pop(client, None):
-            self._waiting[client] = tasks
+        if tasks := self._waiting.pop(client, None):  # an empty list is a client that waits no more
+            self._waiting[client] = tasks  # a dictionary is ordered by insertion: now it is the last
         return any(other != client for other in self._waiting)
 
     def pass_on(self, client: int) -> None:
@@ -152,19 +155,19 @@ class Backlog:
     clock: Callable[[], float] = time.perf_counter
     waiting: ClientCounts = field(init=False, factory=ClientCounts)
     total: int = field(default=0, init=False)
-    _seconds: float = field(default=0.0, init=False)
-    """Seconds per item, a moving average."""
+    _item_s: MovingAverage = field(init=False, factory=lambda: MovingAverage(WEIGHT))
+    """Seconds per item."""
     _measured: float = field(default=-math.inf, init=False)
     """Time at which the latest period ended."""
-    _since: float | None = field(default=None, init=False)
-    """Time at which the period began; ``None`` while too few items wait."""
+    _since: float = field(default=math.inf, init=False)
+    """Time at which the period began; infinite while too few items wait."""
     _done: int = field(default=0, init=False)
     """Items that were done in the period."""
 
     @property
     def total_s(self) -> float:
         """Seconds until all items are done; 0 if fewer than ``MIN_COUNTED`` wait, or nothing was measured lately."""
-        return self.total * self._seconds if self._is_known else 0.0
+        return self.total * self._item_s.value if self._is_known else 0.0
 
     def wait_s(self, client: int, items: int = 1) -> float:
         """Return the seconds until ``items`` more items of a client are begun, if clients take turns.
@@ -174,8 +177,9 @@ class Backlog:
         if not self._is_known:
             return 0.0
         own = self.waiting[client]
+        # While its own items take their turns, another client has no more turns than that.
         others = sum(min(count, own + items) for other, count in self.waiting.items() if other != client)
-        return (own + others) * self._seconds
+        return (own + others) * self._item_s.value
 
     @property
     def _is_known(self) -> bool:
@@ -189,19 +193,19 @@ class Backlog:
     def withdraw(self, client: int, items: int = 1) -> None:
         """Stop counting items that were not done. The period starts over: it cannot tell how long they took."""
         self.add(client, -items)
-        self._since = None
+        self._since = math.inf
 
     def note_done(self, client: int, items: int = 1) -> None:
         """Stop counting items that are done."""
         now = self.clock()
         self.add(client, -items)
         self._done += items
-        if self._since is not None and self._done and now >= self._since + PERIOD_S:
-            seconds = (now - self._since) / self._done
-            is_first = now >= self._measured + FORGOTTEN_AFTER_S
-            self._seconds = seconds if is_first else self._seconds + WEIGHT * (seconds - self._seconds)
-            self._measured, self._since = now, None
-        if self.total < MIN_WAITING:
-            self._since = None
-        elif self._since is None:
+        if self._done and now >= self._since + PERIOD_S:
+            # After a pause, the machine or the items may be others: the first period replaces what was known.
+            self._item_s.is_known = now < self._measured + FORGOTTEN_AFTER_S
+            self._item_s.observe((now - self._since) / self._done)
+            self._measured, self._since = now, math.inf
+        if self.total < MIN_WAITING:  # threads that had nothing to do would count as slow ones
+            self._since = math.inf
+        elif math.isinf(self._since):
             self._since, self._done = now, 0
