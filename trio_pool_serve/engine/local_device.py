@@ -151,6 +151,8 @@ class LocalDevice(Device):
         batch.forward_s = time.perf_counter() - batch.launched
 
     async def _in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
+        # If a runner computes in its own threads, this one does little but hold the interpreter lock. At low priority,
+        # it would hold it while it waits for a core, and the event loop would wait, too.
         return await self.offload.run(kind, blocking, lowers_priority=not self.facts.has_own_threads)
 
     async def _outputs(self, batch: InFlightBatch) -> RowValues | Fault | None:
@@ -160,7 +162,7 @@ class LocalDevice(Device):
 
         async def collect() -> RowValues:
             rows = await handle
-            if len(rows) != len(batch.entries):
+            if len(rows) != len(batch.entries):  # a row must never get another's output
                 raise ValueError(f"{len(rows)} outputs for {len(batch.entries)} rows")
             self.batches += 1
             return rows
@@ -206,12 +208,12 @@ class LocalDevice(Device):
         try:
             with self._limited(batch):
                 return await step()
-        except RunnerDeadError:
+        except RunnerDeadError:  # it would be tried again, in vain
             raise
         except AdapterError as error:
             logger.warning("a batch of %d rows failed: %s", rows, error)
             self.metrics.faults["failed_rows"].inc(rows)
-            forget_frames(error)
+            forget_frames(error)  # the rows keep the error, and its frames would keep the batch's tensors
             fail_unsettled(batch.entries, error)
             return None
         except (OutOfDeviceMemoryError, MemoryError) as error:
@@ -221,7 +223,7 @@ class LocalDevice(Device):
             return Fault.RAISED
         # The exception is dropped by now, so that what it held can be freed.
         self.metrics.faults["out_of_memory"].inc()
-        if rows > 1:
+        if rows > 1:  # of a single row, no smaller batch can be made
             self.budget.halve(self._budgeted_tokens(batch))
         await self._return_memory()
         return Fault.OUT_OF_MEMORY
@@ -247,7 +249,7 @@ class LocalDevice(Device):
             await trio.sleep(self.config.batch_timeout_s / TICKS)
             for limit in self._ticks:
                 self._ticks[limit] += 1
-                if self._ticks[limit] > TICKS:
+                if self._ticks[limit] > TICKS:  # the first tick may have come right after the launch
                     limit.cancel(reason="the batch takes too long")
 
     async def _return_memory(self) -> None:

@@ -15,6 +15,7 @@ from trio_pool_serve.engine.queue_entry import QueueEntry, row_digest
 from trio_pool_serve.errors import DeadlineExceededError, EngineProcessDiedError
 
 MAX_LOSSES = 2
+"""The first device had other rows, which may be to blame; the second one computed only this row."""
 
 REFUSED_S = 300.0
 """How long a refused row is remembered."""
@@ -34,7 +35,7 @@ class RefusedRows:
 
     def refuse(self, entry: QueueEntry) -> None:
         """Fail a row, and remember it."""
-        if len(self._known) >= MAX_REFUSED:
+        if len(self._known) >= MAX_REFUSED:  # a client may send any number of them: the oldest is forgotten
             del self._known[next(iter(self._known))]
         request = entry.request
         ids = hash(request.prompt.token_ids.tobytes())
@@ -48,6 +49,7 @@ class RefusedRows:
         now = trio.current_time()
         self._known = {ids: known for ids, known in self._known.items() if known[1] > now}
         for entry in entries:
+            # By token ids first: the digest of a row with images takes a millisecond, and few are like a refused one.
             known = self._known.get(hash(entry.request.prompt.token_ids.tobytes()))
             if known is not None and known[0] == row_digest(entry.request):
                 entry.fail(EngineProcessDiedError(REFUSAL))
@@ -65,7 +67,6 @@ class LostRows:
     suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows that wait, the next in turn first."""
     refused: RefusedRows = field(init=False, factory=RefusedRows)
-    _has_had_suspects: bool = field(default=False, init=False)
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError, *, has_devices: bool) -> None:
         """Keep the rows of a lost device for another one, if there is one; refuse rows that were lost twice."""
@@ -78,19 +79,16 @@ class LostRows:
                 entry.fail(lost)
             else:
                 self.suspects.append(entry)
-                self._has_had_suspects = True
 
     def give_back(self, batch: InFlightBatch) -> None:
         """Queue rows again that were not yet sent to a device when it was lost: they did not cause the loss."""
-        if batch.is_suspect:
+        if batch.is_suspect:  # of an earlier loss: it is still computed alone
             self.suspects += batch.waited_for
         elif waited_for := batch.waited_for:
             self.requeue(*(batch.entries if batch.is_planned else waited_for))  # a planned batch is computed whole
 
     def device_for(self, devices: Sequence[Device]) -> Device | None:
         """Return the device that computes a suspect, or that will: it gets no other batch until it has none."""
-        if not self._has_had_suspects:  # fast path: this runs for each batch
-            return None
         held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
         if held is None and devices and self._first() is not None:
             # Its other batches end first: they must not be lost with the suspect.

@@ -65,7 +65,7 @@ async def run_link(
             for task in (receive_all, *tasks):
                 nursery.start_soon(task)
             await wait_silent(stream, timeout_s)
-    except* trio.BrokenResourceError:
+    except* trio.BrokenResourceError:  # as usual: processes end while others send to them
         logger.info("an %s disconnected while a message was sent to it", other_end)
     except* LinkRefusedError as refusals:
         refusal = str(refusals.exceptions[0])
@@ -214,6 +214,7 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
     Raises ``LinkRefusedError``, also if the engine does not answer within ``GREETING_TIMEOUT_S``, and
     ``trio.BrokenResourceError``. Cancellation: at once; the stream is unusable afterwards.
     """
+    # Both ends choose a part of the transcript: neither can be made to accept a proof that was recorded earlier.
     nonce = os.urandom(NONCE_BYTES)
     with _greeting_stream(stream, "the engine") as framed:
         await framed.send(
@@ -224,7 +225,7 @@ async def greet(stream: trio.SocketStream, keys: Sequence[bytes], timeout_s: flo
         await framed.send(Proof(proof(keys[0], "api", transcript)))
         shown = await _receive(framed, Proof, "engine")
     key_of_proof(keys, "engine", transcript, shown.proof)
-    limit_waiting(stream, timeout_s)
+    limit_waiting(stream, timeout_s)  # the greeting has a limit of its own
     return framed.continued(FromEngine)
 
 
@@ -248,7 +249,7 @@ async def answer_greeting(stream: trio.SocketStream, keys: Sequence[bytes]) -> t
     except LinkRefusedError as error:
         # The log of the other end says why, too. It may not read any more.
         with suppress(trio.BrokenResourceError), trio.move_on_after(GREETING_TIMEOUT_S):
-            await framed.send(Refusal(str(error)[:300]))
+            await framed.send(Refusal(str(error)[:300]))  # what a ``Text`` may have
         raise
     limit_waiting(stream, greeting.timeout_s)
     return framed.continued(ToEngine), greeting.timeout_s
