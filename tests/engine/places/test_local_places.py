@@ -22,8 +22,7 @@ from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import Gpu, parse_listing
 from trio_pool_serve.engine.places import supervisor
-from trio_pool_serve.engine.places.local_places import LocalPlaces
-from trio_pool_serve.engine.places.supervisor import Place
+from trio_pool_serve.engine.places.supervisor import LocalPlaces, Place
 from trio_pool_serve.engine.process_placement import with_replicas
 from trio_pool_serve.engine.remote.connectors import unix_connector
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
