@@ -16,7 +16,7 @@ from trio_pool_serve.engine.remote.link import LinkKeys, LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError, require_request
 from trio_pool_serve.storage.file_digests import ModelDigest
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.snapshots import Family, gauge_family
@@ -287,8 +287,7 @@ class HostPlaces:
             host = HostAddress.parse(name)
         except ValueError as error:
             raise InvalidRequestError(f"The host {error}.", param="host") from error
-        if len(self.listed.all) >= MAX_HOSTS:
-            raise InvalidRequestError(f"The limit of {MAX_HOSTS} hosts is reached.", param="host")
+        require_request(len(self.listed.all) < MAX_HOSTS, f"The limit of {MAX_HOSTS} hosts is reached.", param="host")
         known = [place.names for place in self.places.values() if str(host) in place.names]
         self.listed.change("use" if known or host in self.listed.all else "add", *{str(host)}.union(*known))
         self._drain()

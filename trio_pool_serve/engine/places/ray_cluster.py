@@ -24,7 +24,7 @@ from attrs import define, field
 
 from trio_pool_serve.config import ProcessesConfig, decode_config
 from trio_pool_serve.engine.places.supervisor import MODULE, EngineJob, EngineStatus, Leave, Loaded
-from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError
+from trio_pool_serve.errors import EngineProcessDiedError, ModelLoadError, require
 from trio_pool_serve.processes.child_process import ChildProcess, LoadFailed, open_child
 from trio_pool_serve.processes.large_imports import LazyModule
 
@@ -155,10 +155,10 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
             raise ModelLoadError(f"--engine ray: {error}") from error
         # Ray's core has taken SIGTERM: it prints a stack trace before it calls the handler that was there.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    if limit.cancelled_caught:
-        raise ModelLoadError(
-            f"--engine ray: the cluster did not respond within {CONNECT_TIMEOUT_S:g} s. Check RAY_ADDRESS."
-        )
+    require(
+        not limit.cancelled_caught,
+        f"--engine ray: the cluster did not respond within {CONNECT_TIMEOUT_S:g} s. Check RAY_ADDRESS.",
+    )
     try:
         yield RayCluster(config)
     finally:
@@ -168,10 +168,10 @@ async def open_cluster(config: ProcessesConfig) -> AsyncIterator[RayCluster]:
 
 async def _require_reachable(address: str) -> None:
     """Raise ``ModelLoadError`` at once if ``ray.init`` would try for minutes, or use Ray's client."""
-    if "://" in address:
-        raise ModelLoadError(
-            f"RAY_ADDRESS={address}: Ray's client cannot place engines. Set it to HOST:PORT of the head node."
-        )
+    require(
+        "://" not in address,
+        f"RAY_ADDRESS={address}: Ray's client cannot place engines. Set it to HOST:PORT of the head node.",
+    )
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
