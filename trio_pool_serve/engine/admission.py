@@ -9,7 +9,7 @@ theirs is computed already. So a request counts in full until its last row is co
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
@@ -90,12 +90,10 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
     _unrendered: int = field(init=False, default=0)
     _estimate: int = field(init=False, default=0)
     """Estimated tokens of the rows that are not rendered."""
-    _counted: dict[int, int] = field(init=False, factory=dict)
+    _counted: Counter[int] = field(init=False, factory=Counter)
     """Tokens of all its rows, by work class."""
-    _computed: dict[int, int] = field(init=False, factory=dict)
-    """Tokens of its computed rows, by work class."""
-    _remaining: int = field(init=False, default=0)
-    """Tokens of its other rows."""
+    _remaining: Counter[int] = field(init=False, factory=Counter)
+    """Tokens of its rows that are not computed, by work class."""
 
     def __attrs_post_init__(self) -> None:
         work = self.work
@@ -134,30 +132,29 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
         for prompt in prompts:
             tokens = len(prompt.token_ids)
             row_class = work_class(tokens, has_images=prompt.images is not None)
-            self._computed[row_class] = self._computed.get(row_class, 0) + tokens
-            self._remaining -= tokens
+            self._remaining[row_class] -= tokens
             self._admission.remaining[row_class] -= tokens
-        if not self._unrendered and not self._remaining:
+        if not self._unrendered and not self._remaining.total():
             self.release()
 
     def release(self) -> None:
         """Stop counting the request."""
         if not self._counted:
             return
-        for row_class, tokens in self._computed.items():
-            self._admission.remaining[row_class] += tokens
+        for row_class, tokens in self._counted.items():
+            self._admission.remaining[row_class] += tokens - self._remaining[row_class]
         self._count({row_class: -tokens for row_class, tokens in self._counted.items()}, ends=True)
         if self.work.has_images:
             self._admission.images.withdraw(self.work.client.number, self._unrendered)
         self._counted.clear()
-        self._computed.clear()
-        self._unrendered = self._remaining = 0
+        self._remaining.clear()
+        self._unrendered = 0
 
     def _count(self, changes: Mapping[int, int], *, ends: bool = False) -> None:
         admission, client, begins = self._admission, self.work.client.number, not self._counted
         for row_class, tokens in changes.items():
-            self._counted[row_class] = self._counted.get(row_class, 0) + tokens
-            self._remaining += tokens
+            self._counted[row_class] += tokens
+            self._remaining[row_class] += tokens
             admission.remaining[row_class] += tokens
             admission.total[row_class] += tokens
             admission.of_client[client % CLIENTS, row_class] += tokens

@@ -146,9 +146,8 @@ def read_driver_folder(folder: Path) -> list[Gpu]:
     try:
         for gpu in sorted(folder.iterdir()):  # by PCI address
             with (gpu / "information").open("rb") as file:
-                text = file.read(MAX_INFORMATION_BYTES).decode(errors="replace")
-            lines = (line.partition(":") for line in text.splitlines())
-            fields = {name.strip(): value.strip() for name, _, value in lines}
+                lines = file.read(MAX_INFORMATION_BYTES).decode(errors="replace").splitlines()
+            fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
             if fields.get("GPU Excluded", "No") == "No":
                 # The UUID is question marks until the GPU has been used for the first time.
                 uuid = fields.get("GPU UUID", "")

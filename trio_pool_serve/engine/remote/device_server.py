@@ -191,12 +191,14 @@ class ApiConnection:
     def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
         for entry in entries:
             self._waiting.pop(entry.number, None)
-        outcomes: list[NumberedOutcome] = [
-            (entry.number, outcome)
-            for entry in entries
-            if not entry.is_abandoned and (outcome := entry.output or entry.error)
-        ]
-        self._finish(batch, outcomes)
+        self._finish(
+            batch,
+            [
+                (entry.number, outcome)
+                for entry in entries
+                if not entry.is_abandoned and (outcome := entry.output or entry.error)
+            ],
+        )
 
     def _finish(self, batch: SentBatch, outcomes: list[NumberedOutcome]) -> None:
         self._outcomes.append(outcomes)
