@@ -84,15 +84,17 @@ def instant(dimensions: int) -> InstantRunner:
 
 async def measure(settings: Settings, rows: int) -> Cost:
     """Return the cost of one row in requests of ``rows``."""
-    server = DeviceServer(lambda: lambda _: instant(settings.dimensions), Offload(launch=1), Metrics().of_engine("m"))
+    server = DeviceServer(
+        load=lambda: lambda _: instant(settings.dimensions), offload=Offload(launch=1), metrics=Metrics().of_engine("m")
+    )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "0.engine"
         listening = trio.socket.socket(trio.socket.AF_UNIX)
         await listening.bind(str(path))
         listening.listen()
         async with trio.open_nursery() as nursery, trio.SocketListener(listening) as listener:
-            nursery.start_soon(server.worker.run)
-            await server.worker.dispatcher.wait_ready()
+            nursery.start_soon(server.run)
+            await server.dispatcher.wait_ready()
             nursery.start_soon(trio.serve_listeners, server.serve, [listener])
             cost = await _measure(settings, rows, path)
             nursery.cancel_scope.cancel()

@@ -150,7 +150,9 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
         spent[name] = (time.thread_time() - began) / (trio.current_time() - began_at) / links
 
     async def serve(path: Path) -> None:
-        server = DeviceServer(lambda: lambda _: instant(384), Offload(launch=1), Metrics().of_engine("m"))
+        server = DeviceServer(
+            load=lambda: lambda _: instant(384), offload=Offload(launch=1), metrics=Metrics().of_engine("m")
+        )
 
         async def serve_one(stream: trio.SocketStream) -> None:
             framed: FramedStream[ToEngine] = FramedStream(stream, ToEngine)
@@ -160,8 +162,8 @@ def measure_links(links: int, seconds: float) -> tuple[float, float]:
             await listening.bind(str(path))
             listening.listen(links)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(server.worker.run)
-                await server.worker.dispatcher.wait_ready()
+                nursery.start_soon(server.run)
+                await server.dispatcher.wait_ready()
                 nursery.start_soon(trio.serve_listeners, serve_one, [trio.SocketListener(listening)])
                 is_listening.set()
                 await measure_thread("engine")

@@ -74,17 +74,19 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
         return lambda params: SharingRunner(prepare(params), [cores])
 
     zone = config.hosts.zone if job.socket_folder else ""  # known only on the API processes' machine
-    engine = DeviceServer(load, offload, metrics.of_engine(replica.model), config.scheduling, zone)
+    engine = DeviceServer(
+        config.scheduling, load=load, offload=offload, metrics=metrics.of_engine(replica.model), zone=zone
+    )
 
     def snapshot() -> Snapshot:
         metrics.take_gauges()
-        families, load = families_of(metrics.registry), asdict(engine.worker.statistics())
+        families, load = families_of(metrics.registry), asdict(engine.statistics())
         models = {replica.model: {**load, "replicas": {labels["replica"]: load}}}
         processes = {engine_process_name(replica.model, labels["replica"]): process_usage()}
         return Snapshot(families + families_of_replica(families, labels), {"models": models, "processes": processes})
 
     async def serve(listeners: list[trio.SocketListener]) -> None:
-        await engine.worker.dispatcher.wait_ready()  # connections wait until then
+        await engine.dispatcher.wait_ready()  # connections wait until then
         await trio.serve_listeners(engine.serve, listeners)
 
     try:
@@ -97,15 +99,15 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
                     await nursery.start(serve_at, Path(job.address), serve)
                 if job.socket_folder:  # its parent is on this machine
                     show_steps_with(partial(_tell_parent, channel, nursery, trio.lowlevel.current_trio_token()))
-                nursery.start_soon(engine.worker.run)
-                await engine.worker.dispatcher.wait_ready()
+                nursery.start_soon(engine.run)
+                await engine.dispatcher.wait_ready()
                 end_display()
                 freeze_objects()
                 address, listeners = job.address, list[trio.SocketListener]()
                 if job.key:
                     listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG)
                     address = str(HostAddress(job.address, listeners[0].socket.getsockname()[1]))
-                await send_to_parent(channel, Loaded(sendable(str(engine.worker.facts)), address, os.getpid()))
+                await send_to_parent(channel, Loaded(sendable(str(engine.facts)), address, os.getpid()))
                 if job.socket_folder:
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                     nursery.start_soon(_keep_sending, channel, Alive, config.scheduling.silence_timeout_s / TICKS)
@@ -124,7 +126,7 @@ async def _watch_parent(
 ) -> None:
     while await channel.receive() is not None:
         leaving.set()
-    if engine.worker.state == "loading":
+    if engine.state == "loading":
         leave(0)  # loading cannot be cancelled
     everything.cancel(reason="the parent is gone")
 

@@ -55,7 +55,13 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     load = partial(LocalRunners(config, offload).load, source, load_runner)
-    engine = DeviceServer(load, offload, metrics.of_engine(source.name), config.scheduling, config.hosts.zone)
+    engine = DeviceServer(
+        config.scheduling,
+        load=load,
+        offload=offload,
+        metrics=metrics.of_engine(source.name),
+        zone=config.hosts.zone,
+    )
     with unwrap_exception_groups(ModelLoadError, EngineDeadError):
         async with trio.open_nursery() as nursery:
             ending = await nursery.start(watch_ends)
@@ -74,10 +80,10 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             )
             if settings.probe_listen is not None:
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)
-            nursery.start_soon(engine.worker.run)
+            nursery.start_soon(engine.run)
             nursery.start_soon(_leave_while_loading, engine, ending)
-            await engine.worker.dispatcher.wait_ready()
-            logger.info("loaded in %.1f s: %s: %s", engine.worker.memory.loading_s, source.name, engine.worker.facts)
+            await engine.dispatcher.wait_ready()
+            logger.info("loaded in %.1f s: %s: %s", engine.memory.loading_s, source.name, engine.facts)
             freeze_objects()
             await _serve_until_signal(settings, listener, ending)
             nursery.cancel_scope.cancel(reason="drained")
@@ -102,7 +108,7 @@ async def _serve_until_signal(settings: EngineServerConfig, listener: EngineList
 async def _leave_while_loading(engine: DeviceServer, ending: trio.Event) -> None:
     """Exit at the first signal if the model is still being loaded, which cannot be cancelled."""
     await ending.wait()
-    if engine.worker.state == "loading":
+    if engine.state == "loading":
         leave(0)
 
 
@@ -132,7 +138,7 @@ async def _answer_probe(
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return
-    path, state = scope.get("path"), engine.worker.state
+    path, state = scope.get("path"), engine.state
     statuses = {"/livez": "dead" if state == "dead" else "alive", "/readyz": "draining" if ending.is_set() else state}
     if path == "/metrics":
         metrics.take_gauges()

@@ -205,7 +205,7 @@ async def test_hosts_join_and_leave_with_the_file_and_one_that_leaves_computes_w
             outputs.append(await hosts.engine.submit(request(5)))
 
         nursery.start_soon(ask)
-        await until(lambda: first.engine.worker.statistics().in_flight_batches)
+        await until(lambda: first.engine.statistics().in_flight_batches)
         hosts.change(second)
         await until(lambda: hosts.states[str(second.address)] == ["ready"])
         assert hosts.states[str(first.address)] == ["draining"]

@@ -83,11 +83,13 @@ class Replica:
         batch_timeout_s = self.stall_timeout_s / computing_config.STALL_SHARE
         config = SchedulingConfig(max_batch_tokens=16, batch_timeout_s=batch_timeout_s)
         offload = Offload(launch=self.runner.concurrent_launches)
-        self.engine = DeviceServer(lambda: self.runner, offload, Metrics().of_engine("m"), config, self.zone)
+        self.engine = DeviceServer(
+            config, load=lambda: self.runner, offload=offload, metrics=Metrics().of_engine("m"), zone=self.zone
+        )
         self.engine.about, self.leaving, self.has_left = self.about, trio.Event(), False
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.engine.worker.run)
-            await self.engine.worker.dispatcher.wait_ready()
+            nursery.start_soon(self.engine.run)
+            await self.engine.dispatcher.wait_ready()
             own = socket.socket(fileno=socket.dup(self.listening.fileno()))
             listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
             if self.by_tcp:

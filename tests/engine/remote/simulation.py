@@ -182,9 +182,9 @@ class Simulation:
 
     async def add_device(self, runner: SimulatedRunner, *, launches_block: bool = False) -> DeviceServer:
         offload, metrics = LoopOffload(launches_block=launches_block), Metrics().of_engine("m")
-        server = DeviceServer(lambda: runner, offload, metrics)
-        self.nursery.start_soon(server.worker.run)
-        await server.worker.dispatcher.wait_ready()
+        server = DeviceServer(load=lambda: runner, offload=offload, metrics=metrics)
+        self.nursery.start_soon(server.run)
+        await server.dispatcher.wait_ready()
         self.servers.append(server)
         return server
 

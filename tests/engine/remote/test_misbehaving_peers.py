@@ -151,18 +151,18 @@ async def test_an_api_process_that_sends_what_it_may_not_is_left_alone(replica, 
 
 
 async def test_many_rows_are_withdrawn_in_several_frames(replica, engine):
-    replica.engine.worker.device.budget = TokenBudget(10_000)
+    replica.engine.device.budget = TokenBudget(10_000)
     await engine.submit(request(1))  # its answer tells the budget
     replica.runner.gate.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.submit, request(1))
-        await until(lambda: replica.engine.worker.statistics().in_flight_batches)
+        await until(lambda: replica.engine.statistics().in_flight_batches)
         nursery.start_soon(engine.submit_all, [request(5)] * 3000)
         await until(lambda: replica.engine.joiner.tokens == 3000)
-        (batch,) = replica.engine.worker.dispatcher.in_flight
+        (batch,) = replica.engine.dispatcher.in_flight
         nursery.cancel_scope.cancel()
     await until(lambda: batch.entries[0].is_abandoned)  # so that it would not be computed again if it failed
-    await until(lambda: replica.engine.worker.statistics().queued_rows == 0)
+    await until(lambda: replica.engine.statistics().queued_rows == 0)
     replica.runner.gate.set()
 
 

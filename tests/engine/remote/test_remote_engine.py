@@ -69,7 +69,7 @@ async def test_rows_are_computed_at_the_other_end(replica, engine):
         assert sparse.indices.tolist() == sorted({5, index})
         assert min(output.queue_s, output.forward_s) > 0
     assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-    assert replica.engine.worker.statistics().tokens_per_s > 0
+    assert replica.engine.statistics().tokens_per_s > 0
 
 
 async def test_a_probe_row_comes_with_the_sizes(replica):
@@ -202,7 +202,7 @@ async def test_cancelling_at_any_step_leaves_nothing_behind(replica, engine):
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
         assert engine.statistics().queued_rows == engine.statistics().queued_tokens == 0
-    await until(lambda: not replica.engine.worker.statistics().queued_rows)
+    await until(lambda: not replica.engine.statistics().queued_rows)
     await wait_all_tasks_blocked(0.01)
     assert (await engine.submit(request(9))).values[0][2] == 9
 
@@ -268,7 +268,7 @@ async def test_rows_that_cannot_be_read_are_answered_by_number(replica):
         assert {number for number, kind in found.items() if kind is UnsendableError} == {2, 4, 5}
         assert {number for number, kind in found.items() if kind is PoolingOutput} == {1, 3}
         await stream.aclose()
-        await until(lambda: not replica.engine.worker.statistics().queued_rows)
+        await until(lambda: not replica.engine.statistics().queued_rows)
         async with asking(replica) as engine:
             await engine.wait_ready()
             assert (await engine.submit(request(5))).values[0][1] == 5, "a number that is used twice ends nothing"
@@ -300,7 +300,7 @@ async def test_background_work_waits_here_and_each_replica_has_one_batch_of_it_b
         assert len(engine.queue.scheduler.planned) == 998
         assert engine.statistics().queued_rows == 0
         nursery.start_soon(engine.submit_all, [request(7)] * 16)
-        await until(lambda: sum(replica.engine.worker.statistics().queued_rows for replica in replicas) == 16)
+        await until(lambda: sum(replica.engine.statistics().queued_rows for replica in replicas) == 16)
         for replica in replicas:
             replica.runner.gate.set()
         await until(lambda: all(len(replica.runner.batches) > 1 for replica in replicas))

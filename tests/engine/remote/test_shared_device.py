@@ -175,7 +175,7 @@ async def test_a_process_that_dies_leaves_neither_rows_nor_credits_behind(clock,
         assert state != "waiting" or not any(2 in tokens for tokens in runner.passes)
         await trio.sleep(0.1)
         assert len(server.connections) == 1
-        assert len(server.joiner) == server.joiner.tokens == len(server.worker.dispatcher.in_flight) == 0
+        assert len(server.joiner) == server.joiner.tokens == len(server.dispatcher.in_flight) == 0
         again = await simulation.add_process()
         assert again.devices.links[0].room == other.devices.links[0].room == CREDITS
         assert len(await again.submit_all([row(ROW_TOKENS)] * 40)) == 40

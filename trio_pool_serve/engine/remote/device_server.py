@@ -8,13 +8,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
-from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.admission import COMES_AGAIN
 from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
@@ -45,33 +44,28 @@ from trio_pool_serve.engine.remote.wire import (
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import UnsendableError
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.telemetry.metrics import EngineMetrics
-from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import Prepare
 
 
-@define(eq=False)
-class DeviceServer:
-    """Computes the batches of API processes on one runner, which ``load()`` returns: see ``Worker``."""
+@define(eq=False, repr=False)
+class DeviceServer(Worker):
+    """A worker that computes the batches of API processes, which share its device."""
 
-    load: Callable[[], Prepare]
-    offload: Offload
-    metrics: EngineMetrics
-    scheduling: SchedulingConfig = field(factory=SchedulingConfig)
-    zone: str = ""
+    zone: str = field(default="", kw_only=True)
     about: Mapping[str, object] = field(init=False, factory=dict)
     """Further fields of ``Hello``, for engines that serve other machines."""
     is_leaving: bool = field(init=False, default=False)
     """Whether API processes must send no more rows, and disconnect once all of their rows are answered."""
     joiner: Joiner = field(init=False, factory=Joiner)
-    worker: Worker = field(init=False)
+    dispatcher: Dispatcher = field(
+        init=False,
+        default=Factory(lambda self: Dispatcher(self.joiner, self.metrics.busy, self._note_computed), takes_self=True),
+    )
     connections: "dict[ApiConnection, None]" = field(init=False, factory=dict)
     computed_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        dispatcher = Dispatcher(self.joiner, self.metrics.busy, self._note_computed)
-        self.worker = Worker(dispatcher, self.scheduling, load=self.load, offload=self.offload, metrics=self.metrics)
-        self.metrics.add_gauges(lambda: self.worker.statistics().gauges())
+        super().__attrs_post_init__()
+        self.metrics.add_gauges(lambda: self.statistics().gauges())
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one API process until it disconnects. Cancellation: at once; its batches are withdrawn."""
@@ -80,14 +74,14 @@ class DeviceServer:
     @property
     def most_batches(self) -> int:
         """Maximum batches that an API process may have here at a time, planned ones included."""
-        facts = self.worker.facts
+        facts = self.facts
         return CREDITS * facts.concurrent_launches + max(facts.concurrent_launches, facts.background_launches)
 
     @property
     def budget(self) -> int:
         """The current token budget of a batch."""
-        assert self.worker.device is not None  # noqa: S101  (the model is loaded before API processes connect)
-        return self.worker.device.budget.tokens
+        assert self.device is not None  # noqa: S101  (the model is loaded before API processes connect)
+        return self.device.budget.tokens
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         self.computed_tokens += batch.batch.tokens
@@ -95,7 +89,7 @@ class DeviceServer:
             sent.device_s += batch.device_s
 
     def __repr__(self) -> str:
-        return f"<DeviceServer {self.worker.state}, {self.joiner!r}, {len(self.connections)} API processes>"
+        return f"<DeviceServer {self.state}, {self.joiner!r}, {len(self.connections)} API processes>"
 
 
 logger = logging.getLogger(__name__)
@@ -231,14 +225,14 @@ class ApiConnection:
         If an engine process is silent, its event loop does not run, and the API process sends rows elsewhere.
         """
         server = self.server
-        timeout_s = min(server.worker.config.stall_timeout_s, self.timeout_s)
+        timeout_s = min(server.config.stall_timeout_s, self.timeout_s)
         heartbeat_s = min(HEARTBEAT_S, timeout_s / HEARTBEATS_IN_TIMEOUT)
         await self.stream.send(
             Hello.of(
-                server.worker.facts,
+                server.facts,
                 zone=server.zone,
-                resident_bytes=server.worker.memory.resident_bytes,
-                device_bytes=server.worker.memory.device_bytes,
+                resident_bytes=server.memory.resident_bytes,
+                device_bytes=server.memory.device_bytes,
                 **server.about,
             )
         )
@@ -259,8 +253,8 @@ class ApiConnection:
                         server.computed_tokens,
                         self._others_share,
                         sum(each.queue.small_requests for each in self._others),
-                        server.worker.dispatcher.rates.latest,
-                        server.worker.stall_reason,
+                        server.dispatcher.rates.latest,
+                        server.stall_reason,
                     ),
                     frame.buffers,
                 )
@@ -308,7 +302,7 @@ class EngineListener:
                     connection.wakes.set()
                 limit.deadline = trio.current_time() + drain_timeout_s
         if limit.cancelled_caught:
-            logger.warning("exiting with %d rows unfinished", self.server.worker.statistics().queued_rows)
+            logger.warning("exiting with %d rows unfinished", self.server.statistics().queued_rows)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. Cancellation: at once; its rows leave the queue."""
