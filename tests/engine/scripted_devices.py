@@ -35,7 +35,7 @@ class ScriptedDevice(Device):
     credits: int = 2
     planned_launches: int = 0
     zone: str = ""
-    is_available: bool = True
+    stall_reason: str = ""
     batches: list[InFlightBatch] = field(init=False, factory=list)
     """All that were launched, in order."""
     done_at: dict[InFlightBatch, float] = field(init=False, factory=dict)
@@ -107,13 +107,13 @@ class Floor:
 
     async def put_on(self, device: ScriptedDevice, *lengths: int) -> list[QueueEntry]:
         """Launch one request's rows on a device, as if the others were not available."""
-        others = [each for each in self.devices if each is not device and each.is_available]
+        others = [each for each in self.devices if each is not device and not each.stall_reason]
         for other in others:
-            other.is_available = False
+            other.stall_reason = "stalled"
         entries = self.put(*lengths)
         await wait_all_tasks_blocked()
         for other in others:
-            other.is_available = True
+            other.stall_reason = ""
         self.dispatcher.note_room()
         return entries
 

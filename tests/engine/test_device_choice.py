@@ -53,7 +53,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
     await warm_up(floor)
     floor.put(*[64] * ahead)
     await wait_all_tasks_blocked()
-    fast.is_available = False
+    fast.stall_reason = "stalled"
     rows = floor.put(64, 64)
     planned = floor.put_planned(1)
     await floor.pass_time(10.0)
@@ -78,9 +78,9 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
     assert waiting.output.device is there
 
 
-@pytest.mark.parametrize("own", [[], [False]])
+@pytest.mark.parametrize("own", [[], ["stalled"]])
 async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, floor, own):
-    floor.use(*[ScriptedDevice(zone="here", is_available=each) for each in own], ScriptedDevice(zone="there"))
+    floor.use(*[ScriptedDevice(zone="here", stall_reason=each) for each in own], ScriptedDevice(zone="there"))
     floor.dispatcher.choice.zone = "here"
     floor.put(64)
     await wait_all_tasks_blocked()

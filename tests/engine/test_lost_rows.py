@@ -37,7 +37,7 @@ async def test_a_suspect_is_computed_alone_and_one_at_a_time_while_others_go_on(
 
 async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clock, floor):
     lost, leaving, left = floor.use(*[ScriptedDevice() for _ in range(3)])
-    leaving.is_available = False
+    leaving.stall_reason = "stalled"
     (entry,) = await floor.put_on(lost, 16)
     floor.lose(lost)
     await floor.pass_time(1.0)
@@ -47,10 +47,10 @@ async def test_a_suspect_is_not_given_to_a_device_that_leaves_or_stalls(mock_clo
 async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock_clock, floor):
     first, second, third = floor.use(*[ScriptedDevice() for _ in range(3)])
     (row,) = await floor.put_on(first, 16)
-    third.is_available = False
+    third.stall_reason = "stalled"
     floor.lose(first)
     await wait_all_tasks_blocked()
-    third.is_available = True
+    third.stall_reason = ""
     floor.lose(second)
     assert str(row.error) == REFUSAL
     (again,) = floor.submit(row.request)
@@ -66,14 +66,14 @@ async def test_a_row_that_two_devices_were_lost_with_is_refused_for_minutes(mock
 
 async def test_rows_of_a_lost_device_that_are_late_or_abandoned_are_not_computed_again(mock_clock, floor):
     lost, left = floor.use(ScriptedDevice(), ScriptedDevice())
-    left.is_available = False
+    left.stall_reason = "stalled"
     in_time, late, abandoned = floor.put(16, 16, 16)
     late.request = replace(late.request, deadline=trio.current_time() + 1)
     (planned,) = floor.put_planned(1)
     await wait_all_tasks_blocked()
     assert [len(batch.entries) for batch in lost.in_flight] == [3, 1]
     floor.clock.jump(2)
-    left.is_available = True
+    left.stall_reason = ""
     abandoned.is_abandoned = True
     floor.lose(lost)
     assert isinstance(planned.error, EngineProcessDiedError)

@@ -133,6 +133,16 @@ class Device(ABC):
     """When its latest batch came back."""
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether rows may be admitted for it: it is ready and not draining."""
+        return True
+
+    @property
+    def stall_reason(self) -> str:
+        """Why it does not answer, although it is ready; empty if it answers."""
+        return ""
+
+    @property
     @abstractmethod
     def room(self) -> int:
         """How many more batches may be launched now, if it is available: see ``LocalDevice`` and ``RemoteDevice``."""
@@ -141,11 +151,6 @@ class Device(ABC):
     def ahead_room(self) -> int:
         """How many batches may be launched now that wait until another one is computed."""
         return 0
-
-    @property
-    def is_available(self) -> bool:
-        """Whether it gets batches when it has room: it is neither draining nor stalled."""
-        return True
 
     @abstractmethod
     def planned_room(self, *, others_wait: bool) -> int:

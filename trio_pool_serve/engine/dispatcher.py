@@ -65,6 +65,16 @@ class Dispatcher:
         return [batch for device in self.devices for batch in device.in_flight]
 
     @property
+    def serving(self) -> Sequence[Device]:
+        """The devices that take rows; if all are draining, all, as admitted rows depend on them."""
+        return [each for each in self.devices if each.takes_rows] or self.devices
+
+    @property
+    def available(self) -> Sequence[Device]:
+        """The devices that get batches when they have room."""
+        return [each for each in self.serving if not each.stall_reason]
+
+    @property
     def oldest_in_flight_s(self) -> float:
         """Seconds since the launch of the oldest batch in flight that is not planned; 0 without one."""
         now = time.perf_counter()
@@ -121,7 +131,7 @@ class Dispatcher:
 
     async def _wait(self) -> None:
         """Wait until there may be a batch to take: for room, or if there is room, for rows."""
-        available = [each for each in self.devices if each.is_available]
+        available = self.available
         if not any(each.room > 0 or each.ahead_room > 0 for each in available):
             is_planned_room = any(each.planned_room(others_wait=False) > 0 for each in available)
             # Not for rows: without room, each arrival would wake this task for nothing.
@@ -138,7 +148,7 @@ class Dispatcher:
         if not (self.has_waiting or self.source.planned):
             self.rates.note_idle()
             return None
-        available = [each for each in self.devices if each.is_available]
+        available = self.available
         # A device that may die again takes nothing else, so that no other row sees a second loss with the suspect.
         held = self.lost.device_for(available)
         if held is not None and not held.in_flight:

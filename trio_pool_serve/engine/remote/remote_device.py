@@ -101,13 +101,11 @@ class RemoteDevice(Device):
         return sum(entry.tokens for entry in self._waiting.values())
 
     @property
-    def takes_rows(self) -> bool:
-        """Whether the device server is ready and not draining."""
+    def takes_rows(self) -> bool:  # noqa: D102
         return self.hello is not None and not self._is_leaving and not self.is_draining
 
     @property
-    def stall_reason(self) -> str:
-        """Why a ready device server does not answer; empty if it answers, or if there is none."""
+    def stall_reason(self) -> str:  # noqa: D102
         now = time.perf_counter()
         # Background work may take any time while other programs keep the cores busy.
         due = [batch.launched for batch in self.in_flight if not batch.is_planned]
@@ -118,15 +116,6 @@ class RemoteDevice(Device):
         if due and (unanswered_s := now - max(self._answered_at, due[0])) > self.stall_timeout_s:
             return f"the engine process has answered no rows for {unanswered_s:.0f} s"
         return ""
-
-    @property
-    def is_available(self) -> bool:  # noqa: D102
-        return (self.takes_rows or self._is_last) and not self.stall_reason
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether no device takes new rows, so that the rows of requests admitted before depend on this one."""
-        return not any(isinstance(each, RemoteDevice) and each.takes_rows for each in self.queue.dispatcher.devices)
 
     @property
     def room(self) -> int:  # noqa: D102
@@ -216,7 +205,7 @@ class RemoteDevice(Device):
     async def _leave(self, connection: trio.CancelScope) -> None:
         """End the connection once the device server has no rows of this process, and no waiting rows depend on it."""
         dispatcher = self.queue.dispatcher
-        while self.in_flight or (self._is_last and dispatcher.has_waiting):
+        while self.in_flight or (self in dispatcher.serving and dispatcher.has_waiting):
             await dispatcher.room.park()  # until a batch is done, which may have been the last one
         connection.cancel(reason="the engine process is leaving")
 
@@ -320,7 +309,7 @@ class RemoteDevice(Device):
             dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own_tokens
             self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
         links = [each for each in dispatcher.devices if isinstance(each, RemoteDevice)]
-        known = [each.answers for each in links if each.answers is not None and each.is_available]
+        known = [each.answers for each in links if each.answers is not None and not each.stall_reason]
         # The minimum: rows go to the device server with the least other work, and a server may claim any number.
         share = min([each.others_share for each in known], default=0.0)
         per_s = sum([1 / each.seconds_per_token for each in known if each.seconds_per_token])
