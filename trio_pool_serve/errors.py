@@ -319,10 +319,10 @@ class ModelLoadError(PoolServeError):
         return cls(f"{name} cannot be loaded: {cause}")
 
 
-def require(is_right: bool, otherwise: str) -> None:  # noqa: FBT001  (as an assertion)
-    """Raise ``ModelLoadError`` with this message if something is not right."""
+def require(is_right: bool, otherwise: str, error: type[Exception] = ModelLoadError) -> None:  # noqa: FBT001
+    """Raise an error with this message, by default ``ModelLoadError``, if something is not right."""
     if not is_right:
-        raise ModelLoadError(otherwise)
+        raise error(otherwise)
 
 
 class RunnerDeadError(PoolServeError):

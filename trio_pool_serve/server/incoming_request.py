@@ -48,6 +48,12 @@ class BadRequestError(Exception):
         self.status = status
 
 
+def _require(is_good: bool, otherwise: int = 400) -> None:  # noqa: FBT001  (as an assertion)
+    """Raise ``BadRequestError`` with the status ``otherwise`` if a request is not good."""
+    if not is_good:
+        raise BadRequestError(otherwise)
+
+
 class LeftToHypercornError(Exception):
     """The request is not read here: the connection, with all of its bytes, is left to hypercorn."""
 
@@ -108,8 +114,7 @@ class IncomingRequest:
         self.method = self._parser.get_method().decode()
         self.http_version = self._parser.get_http_version()
         spaces = head.count(b" ", 0, head.find(b"\r\n"))  # llhttp skips all after the method and the version
-        if not self._has_head or self.http_version not in {"1.1", "1.0"} or spaces != 2:
-            raise BadRequestError(400)
+        _require(self._has_head and self.http_version in {"1.1", "1.0"} and spaces == 2)
         fields = dict(self.headers)
         self._check(fields)
         self.expects_continue = (
@@ -126,19 +131,14 @@ class IncomingRequest:
         """Check the rules that llhttp does not check."""
         if b"upgrade" in fields:
             raise LeftToHypercornError
-        if len(self.headers) > MAX_HEADERS:
-            raise BadRequestError(431)
+        _require(len(self.headers) <= MAX_HEADERS, otherwise=431)
         if len(fields) < len(self.headers):
             names = [name for name, _ in self.headers]
-            if any(names.count(name) > 1 for name in (b"host", b"content-length", b"transfer-encoding")):
-                raise BadRequestError(400)
-        if (b"host" not in fields) if self.http_version == "1.1" else (b"transfer-encoding" in fields):
-            raise BadRequestError(400)
+            _require(all(names.count(name) <= 1 for name in (b"host", b"content-length", b"transfer-encoding")))
+        _require((b"host" in fields) if self.http_version == "1.1" else (b"transfer-encoding" not in fields))
         length = fields.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
-            raise BadRequestError(400)
-        if fields.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            raise BadRequestError(501)
+        _require(length.isdigit() and len(length) <= MAX_LENGTH_DIGITS)
+        _require(fields.get(b"transfer-encoding", b"chunked").lower() == b"chunked", otherwise=501)
 
     def scope(self, root_path: str, client: tuple[str, int] | None, waited_s: float) -> dict[str, Any]:
         """Return ASGI's scope, as far as the request, the client's address and the time waited determine it."""
@@ -168,14 +168,12 @@ class IncomingRequest:
                 raise BadRequestError(400) from error
             if end - begin < SHORT_PIECE and end < len(data):
                 self._short_pieces_left -= 1
-                if self._short_pieces_left < 0:
-                    raise BadRequestError(400)
+                _require(self._short_pieces_left >= 0)
             begin = end
         body = b"".join(self._pieces)
         self._pieces.clear()
         self._framing_left -= begin - len(body)
-        if self._framing_left < 0:
-            raise BadRequestError(400)
+        _require(self._framing_left >= 0)
         return body, begin
 
     def _tokens(self, name: bytes) -> Iterable[bytes]:
@@ -187,8 +185,7 @@ class IncomingRequest:
 
     def on_url(self, target: bytes) -> None:
         """Take the request target."""
-        if self._has_head:
-            raise BadRequestError(400)  # another request's, after an end of the body that was not seen
+        _require(not self._has_head)  # else it is another request's, after an end of the body that was not seen
         self.target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -246,16 +243,13 @@ class RequestBuffer:
         if not unread:
             return None
         end = unread.find(END_OF_HEAD) + len(END_OF_HEAD)
-        if unread[0] < FIRST_OF_TOKENS:
-            raise BadRequestError(400)
-        if end > self._max_head_bytes or (end < len(END_OF_HEAD) and len(unread) > self._max_head_bytes):
-            raise BadRequestError(431)
-        if len(unread) > MAX_TARGET and unread.find(b"\n", 0, MAX_REQUEST_LINE) < 0:
-            raise BadRequestError(414)
-        if end < len(END_OF_HEAD):
+        is_whole = end >= len(END_OF_HEAD)
+        _require(unread[0] >= FIRST_OF_TOKENS)
+        _require((end if is_whole else len(unread)) <= self._max_head_bytes, otherwise=431)
+        _require(len(unread) <= MAX_TARGET or unread.find(b"\n", 0, MAX_REQUEST_LINE) >= 0, otherwise=414)
+        if not is_whole:
             # llhttp refuses lines that end without CR: a head with such a line has no end to wait for.
-            if unread.count(b"\n") != unread.count(b"\r\n"):
-                raise BadRequestError(400)
+            _require(unread.count(b"\n") == unread.count(b"\r\n"))
             return None
         if unread.startswith(HTTP2_PREFACE):
             raise LeftToHypercornError

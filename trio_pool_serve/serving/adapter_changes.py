@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection
 
-from trio_pool_serve.errors import ConflictError, InvalidRequestError, NotFoundError
+from trio_pool_serve.errors import ConflictError, NotFoundError, require, require_request
 from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.serving.served_models import ServedModels
@@ -30,10 +30,9 @@ async def add_adapter(
     """
     with models.use(parent, among=among) as use:
         served = use.served
-        if models.named(parent) is not served:  # it has the name ``*``
-            raise NotFoundError(f"The model `{parent}` does not exist.")
-        if use.adapter is not None:
-            raise InvalidRequestError(f"`{parent}` is an adapter; a model is expected.", param="parent")
+        # Not a model that has the name ``*``.
+        require(models.named(parent) is served, f"The model `{parent}` does not exist.", NotFoundError)
+        require_request(use.adapter is None, f"`{parent}` is an adapter; a model is expected.", param="parent")
         if not (replaces and adapter.name in served.adapters):
             models.require_free(adapter.name)
             served.adapters[adapter.name] = adapter

@@ -10,7 +10,7 @@ from trio_pool_serve.engine.engine import Engine, ModelQueue
 from trio_pool_serve.engine.places.server_places import ServerPlaces
 from trio_pool_serve.engine.result_cache import ModelResults, ResultCache
 from trio_pool_serve.engine.worker import Worker
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model, open_model_folder
 from trio_pool_serve.models.loading.renderer_loading import embeds_format_of, renderer_of
@@ -86,9 +86,8 @@ class ModelMaker:
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
         """Read a model's small files. Blocks. Raises ``ModelLoadError``."""
         folder = open_model_folder(source.location, source.loading)
-        is_only_one = self.config.sources == (source,)
-        if is_only_one and source.loading.long_text == "chunk" and not folder.spec.embeds_windows:
-            raise ModelLoadError(NO_WINDOWS)
+        if self.config.sources == (source,) and source.loading.long_text == "chunk":
+            require(folder.spec.embeds_windows, NO_WINDOWS)
         return folder
 
     def load_renderer(self, source: ModelSource) -> tuple[AnyModelFolder, Renderer]:

@@ -18,6 +18,7 @@ from trio_pool_serve.errors import (
     UnavailableError,
     forget_frames,
     innermost,
+    require,
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
@@ -186,8 +187,7 @@ class ServedModels(NamedModels):
     def use(self, name: str | None = None, *, among: Collection[str] | None = None) -> ModelUse:
         """Begin a use of a model, for ``loaded``. Raises ``NotFoundError``."""
         served, name = self.resolve(name, among=among)
-        if served.is_leaving:
-            raise NotFoundError(f"The model `{served.source.name}` is being unloaded.")
+        require(not served.is_leaving, f"The model `{served.source.name}` is being unloaded.", NotFoundError)
         return ModelUse(served, served.adapters.get(name))
 
     def loaded_nowait(self, served: ServedModel) -> Model | None:
@@ -203,8 +203,7 @@ class ServedModels(NamedModels):
 
     def require_started(self) -> None:
         """Raise ``EngineLoadingError`` until the initial models are loaded."""
-        if not self.are_loaded.is_set():
-            raise EngineLoadingError("The model is being loaded.")
+        require(self.are_loaded.is_set(), "The model is being loaded.", EngineLoadingError)
 
     def folder_of(self, name: str | None = None) -> AnyModelFolder:
         """Return the folder of a model, which may be unloaded. Raises as ``find`` and ``loaded_nowait``."""
@@ -220,10 +219,9 @@ class ServedModels(NamedModels):
         Raises as ``loaded_nowait`` and ``ModelUse.adapted``, ``UnavailableError`` if it cannot be loaded or no other
         model can make room, and ``NotFoundError`` if it is removed meanwhile. Cancellation: at once; the load goes on.
         """
-        served = use.served
+        served, name = use.served, use.served.source.name
         while (model := self.loaded_nowait(served)) is None:
-            if not self._has(served):
-                raise NotFoundError(f"The model `{served.source.name}` has been unloaded.")
+            require(self._has(served), f"The model `{name}` has been unloaded.", NotFoundError)
             if served.state == "unloading":
                 await served.ended.wait()
                 continue
@@ -231,7 +229,6 @@ class ServedModels(NamedModels):
                 self._begin_loading(served)
             await served.settled.wait()
             if served.failure:  # clients do not get it: it may name files
-                name = served.source.name
                 raise UnavailableError(
                     f"The model `{name}` cannot be loaded now; the server's log contains the reason."
                 )
@@ -251,8 +248,7 @@ class ServedModels(NamedModels):
         served = self._add(source, is_new=True)
         self._begin_loading(served)
         await served.settled.wait()
-        if served.failure:
-            raise ModelLoadError(served.failure)
+        require(not served.failure, served.failure)
         if served.loaded is None:
             raise ConflictError(f"The model `{source.name}` has been unloaded before it was loaded.")
         return served
@@ -260,8 +256,8 @@ class ServedModels(NamedModels):
     def require_free(self, *names: str) -> None:
         """Raise ``ConflictError`` or ``QuotaExceededError`` unless a model or adapter of these names can be added."""
         self.require_started()
-        if taken := [name for name in names if self.named(name) is not None]:
-            raise ConflictError(f"A model `{taken[0]}` exists already.")
+        for name in names:
+            require(self.named(name) is None, f"A model `{name}` exists already.", ConflictError)
         if len(self.by_name) + len(self.adapters_among(None)) >= MAX_MODELS:
             raise QuotaExceededError(f"The limit of {MAX_MODELS} models is reached; unload some first.")
 
@@ -272,11 +268,9 @@ class ServedModels(NamedModels):
         otherwise raises ``ConflictError`` if there are any. Cancellation: at once; the model is removed all the same.
         """
         self.require_started()
-        if served.users and not drains:
-            raise ConflictError(
-                f"{served.users} requests use the model `{served.source.name}`; ?drain=1 waits until they have ended."
-            )
         if not drains:
+            users = f"{served.users} requests use the model `{served.source.name}`"
+            require(not served.users, f"{users}; ?drain=1 waits until they have ended.", ConflictError)
             self._remove(served)
         elif not served.is_leaving:
             served.is_leaving = True
