@@ -24,6 +24,7 @@ from trio_pool_serve.errors import (
     EngineLoadingError,
     ModelLoadError,
     PermissionDeniedError,
+    require,
     unwrap_exception_groups,
 )
 from trio_pool_serve.models.loading.runner_loader import RunnerLoader, load_transformer, loader_name
@@ -158,7 +159,6 @@ class Service:
         self.offload.observe = self.metrics.observe_hop
         self.reload_hooks.append(partial(self.api_keys.reload, self.offload))
         self.metrics.add_gauges(self._gauges)
-        self.metrics.add_gauges(process_gauges)
         if not self.config.processes.computes_here and self.socket_folder is None:
             # Only this user can enter it: every process that can connect to an engine can make it compute anything.
             self._own_socket_folder = SocketFolder()
@@ -268,8 +268,7 @@ class Service:
 
     def require_open(self) -> None:
         """Raise ``DrainingError`` if the server is shutting down."""
-        if self.draining:
-            raise DrainingError("The server is shutting down.")
+        require(not self.draining, "The server is shutting down.", DrainingError)
 
     def require_changes(self) -> None:
         """Raise ``PermissionDeniedError`` or ``DrainingError`` unless models and adapters can be changed now."""
@@ -295,7 +294,6 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         """Return the metrics and the load of this process."""
-        self.metrics.take_gauges()
         load = {
             "server_load": self.running_tasks,
             "models": {name: served.reported_load for name, served in self.served.items()},
@@ -324,6 +322,7 @@ class Service:
 
     def _gauges(self) -> Gauges:
         return {
+            **process_gauges(),
             **thread_gauges(
                 self.offload.statistics(), {name: workers.statistics() for name, workers in self.processes.items()}
             ),

@@ -79,7 +79,6 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
     )
 
     def snapshot() -> Snapshot:
-        metrics.take_gauges()
         families, load = families_of(metrics.registry), asdict(engine.statistics())
         models = {replica.model: {**load, "replicas": {labels["replica"]: load}}}
         processes = {engine_process_name(replica.model, labels["replica"]): process_usage()}

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import trio
 from attrs import define
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -116,7 +116,6 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self._sources: list[tuple[str | None, Callable[[], Gauges]]] = []
         """Sources of gauges, each with the model that labels its gauges, if any."""
-        self._taken: list[tuple[str | None, Gauges]] = []
 
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
@@ -188,7 +187,7 @@ class Metrics(Collector):
         self._sources = [(of, source) for of, source in self._sources if of != model]
 
     def add_gauges(self, source: Callable[[], Gauges], *, model: str | None = None) -> None:
-        """Register ``source()``, which ``take_gauges`` calls and which returns gauges named in ``GAUGES``.
+        """Register ``source()``, which ``collect`` calls and which returns gauges named in ``GAUGES``.
 
         With ``model``, they are labelled with its name, until ``forget`` or its next engine.
         """
@@ -200,25 +199,17 @@ class Metrics(Collector):
             self.render_wait.observe(wait_s)
             self.render.observe(run_s)
 
-    def take_gauges(self) -> None:
-        """Call every source of gauges. Call it on the loop, which owns the state that they read."""
-        self._taken = [(model, source()) for model, source in self._sources]
-
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges that were last taken; the registry calls this."""
+        """Return the gauges of all sources; the registry calls this. On the loop, which owns what they read."""
         families: dict[str, GaugeMetricFamily] = {}
-        for model, gauges in self._taken:
+        for model, source in self._sources:
             labels = ["of"] if model is None else ["model", "of"]
-            for name, values in gauges.items():
+            for name, values in source().items():
                 if name not in families:
                     families[name] = GaugeMetricFamily(PREFIX + name, GAUGES[name].text, labels=labels)
                 for label, value in values.items():
                     families[name].add_metric([label] if model is None else [model, label], value)
         return families.values()
-
-    def exposition(self) -> bytes:
-        """Return the metrics in the Prometheus text format, with the gauges last taken; callable in any thread."""
-        return generate_latest(self.registry)
 
 
 def process_gauges() -> Gauges:
