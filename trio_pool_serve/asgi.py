@@ -5,7 +5,6 @@ Without a model in the settings it serves all-MiniLM-L6-v2, if the package ``gt-
 
 import sys
 from importlib import import_module
-from typing import NoReturn
 
 from attrs import evolve
 from cyclopts import CycloptsError
@@ -47,19 +46,14 @@ def _read_settings() -> Config:
     return config
 
 
-def _exit(message: str) -> NoReturn:
-    """Log a line and exit with status 1, and hypercorn with this process."""
-    end_hypercorn(message)
-    sys.exit(1)
-
-
 try:
     _config = _read_settings()
     import_plugins(_config)
     configure_logging(_config.logging)
     check_references(_config)
 except (CycloptsError, ValueError, OSError) as error:
-    _exit(usage_message(error))
+    end_hypercorn(usage_message(error))
+    sys.exit(1)
 if not _config.processes.computes_here:
     forbid_torch()
 app = create_app(_config)

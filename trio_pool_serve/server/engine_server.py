@@ -9,7 +9,7 @@ from typing import Any
 import trio
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio import serve as serve_by_hypercorn
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.process_placement import idle_launches_of, replicas_of
@@ -50,8 +50,12 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
     (source,) = config.sources
     assert config.hosts.key_file is not None  # noqa: S101  (the command line requires it)
     keys = LinkKeys(config.hosts.key_file)
-    offload = Offload(launch=replicas_of(config), idle_launches=idle_launches_of(config), niceness=relative_niceness())
-    offload.may_launch_more = config.processes.replicas is None
+    offload = Offload(
+        launch=replicas_of(config),
+        may_launch_more=config.processes.replicas is None,
+        idle_launches=idle_launches_of(config),
+        niceness=relative_niceness(),
+    )
     metrics = Metrics()
     metrics.add_gauges(process_gauges)
     load = partial(LocalRunners(config, offload).load, source, load_runner)
@@ -117,11 +121,9 @@ async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Met
 
     Raises ``ModelLoadError`` if it cannot listen there. Cancellation: at once.
     """
-    settings = HypercornConfig()
-    settings.bind = [str(address)]
-    settings.include_server_header = False
-    settings.errorlog = None
-    settings.accesslog = None
+    settings = HypercornConfig.from_mapping(
+        bind=[str(address)], include_server_header=False, errorlog=None, accesslog=None
+    )
     app: Any = partial(_answer_probe, engine, metrics, ending)
     try:
         await serve_by_hypercorn(app, settings, shutdown_trigger=trio.sleep_forever, mode="asgi")
@@ -130,19 +132,15 @@ async def _serve_probes(address: HostAddress, engine: DeviceServer, metrics: Met
 
 
 async def _answer_probe(
-    engine: DeviceServer, metrics: Metrics, ending: trio.Event, scope: Mapping[str, Any], receive: Any, send: Any
+    engine: DeviceServer, metrics: Metrics, ending: trio.Event, scope: Mapping[str, Any], _: Any, send: Any
 ) -> None:
     """Respond as an ASGI app."""
     if scope["type"] == "lifespan":
-        while (await receive())["type"] != "lifespan.shutdown":
-            await send({"type": "lifespan.startup.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-        return
+        raise NotImplementedError("There is nothing to start: ASGI servers go on without a lifespan then.")
     path, state = scope.get("path"), engine.state
     statuses = {"/livez": "dead" if state == "dead" else "alive", "/readyz": "draining" if ending.is_set() else state}
     if path == "/metrics":
-        metrics.take_gauges()
-        response = HttpResponse(metrics.exposition(), CONTENT_TYPE_LATEST)
+        response = HttpResponse(generate_latest(metrics.registry), CONTENT_TYPE_LATEST)
     elif path in statuses:
         status = statuses[path]
         response = HttpResponse.json({"status": status}, 200 if status in ("alive", "ready") else 503)

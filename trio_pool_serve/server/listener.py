@@ -85,14 +85,14 @@ async def _serve_until(stop: trio.Event, acceptor: Acceptor, drain_timeout_s: fl
 
 def hypercorn_config(config: Config) -> HypercornConfig:
     """Return hypercorn's settings for the connections of a listener."""
-    settings = HypercornConfig()
-    # ``drain`` counts the requests that still run, and exits, before they are cancelled.
-    settings.graceful_timeout = config.time_limits.drain_timeout_s + 1.0
-    settings.keep_alive_timeout = 75
-    settings.keep_alive_max_requests = 1_000_000  # the default of 1000 closes busy connections
-    settings.include_server_header = False
-    settings.errorlog = logging.getLogger("hypercorn.error")
-    return settings
+    return HypercornConfig.from_mapping(
+        # ``drain`` counts the requests that still run, and exits, before they are cancelled.
+        graceful_timeout=config.time_limits.drain_timeout_s + 1.0,
+        keep_alive_timeout=75,
+        keep_alive_max_requests=1_000_000,  # the default of 1000 closes busy connections
+        include_server_header=False,
+        errorlog=logging.getLogger("hypercorn.error"),
+    )
 
 
 async def serve_listeners(
