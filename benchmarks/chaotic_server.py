@@ -3,7 +3,9 @@
 import sys
 
 from benchmarks.chaotic_runner import load_chaotic
-from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.cli import read_config, run_until_stopped
+from trio_pool_serve.server.launcher import serve
 
 if __name__ == "__main__":  # worker processes import what started the server
-    sys.exit(run(read_config(sys.argv[1:]), load_runner=load_chaotic))
+    config = read_config(sys.argv[1:])
+    sys.exit(run_until_stopped(config, serve, config, None, load_chaotic))

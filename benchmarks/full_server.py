@@ -12,10 +12,11 @@ from typing import Any
 
 from benchmarks.engine_rows import InstantRunner
 from trio_pool_serve.api.http import overload, task_handler
-from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.cli import read_config, run_until_stopped
 from trio_pool_serve.server import contained_connection
 from trio_pool_serve.server.acceptor import Acceptor
 from trio_pool_serve.server.http_connection import HttpConnection
+from trio_pool_serve.server.launcher import serve
 from trio_pool_serve.types import Batch, CopiedBatch, Prepare, RunnerFacts
 
 BATCH_S = 3.0
@@ -64,4 +65,5 @@ if __name__ == "__main__":  # worker processes import what started the server
     arguments = sys.argv[1:]
     if arguments[0].startswith("-"):
         POINTS[arguments.pop(0)[1:]]()
-    sys.exit(run(read_config(arguments), load_runner=load_slow))
+    config = read_config(arguments)
+    sys.exit(run_until_stopped(config, serve, config, None, load_slow))

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import trio
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -35,10 +35,6 @@ from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.telemetry.logs import configure_logging, logs_json
 from trio_pool_serve.telemetry.start_display import end_display
 from trio_pool_serve.telemetry.tracing import is_switched_on
-
-if TYPE_CHECKING:
-    from trio_pool_serve.models.loading.runner_loader import RunnerLoader
-    from trio_pool_serve.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -106,17 +102,8 @@ def check_references(config: Config) -> None:
         LinkKeys(config.hosts.key_file).read()
 
 
-def run(config: Config, service: "Service | None" = None, load_runner: "RunnerLoader | None" = None) -> int:
-    """Serve until stopped; return the exit status: 0 only after a drain that a signal has started."""
-    # Imported after the settings have been validated: it takes seconds.
-    from trio_pool_serve.models.loading.runner_loader import load_transformer
-    from trio_pool_serve.server.launcher import serve as serve_until_stopped
-
-    return _run_until_stopped(config, serve_until_stopped, config, service, load_runner or load_transformer)
-
-
-def _run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
-    """Run ``serve`` and log its error; return the exit status: 0 without an error."""
+def run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *arguments: object) -> int:
+    """Run ``serve`` and log its error; return the exit status: 0 only after a drain that a signal has started."""
     configure_logging(config.logging)
     gc.freeze()  # imported objects stay: the first collection would take 60 ms to find that out
     gc.enable()  # ``__main__`` has disabled it
@@ -134,7 +121,7 @@ def _run_until_stopped(config: Config, serve: Callable[..., Awaitable[None]], *a
     return 0
 
 
-def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader | None" = None) -> int:
+def run_command(name: str, arguments: Sequence[str]) -> int:
     """Run a command that loads models; return the exit status. Exits with 2 if its settings are wrong."""
     try:
         settings = read_settings(name, arguments)
@@ -148,11 +135,11 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         sys.exit(2)
     for note in notes_of(arguments):
         logger.info("%s", note)
+    # What serves is imported after the settings have been validated: it takes seconds.
     if isinstance(settings, EngineServerConfig):
-        from trio_pool_serve.models.loading.runner_loader import load_transformer
         from trio_pool_serve.server.engine_server import serve_engine_alone
 
-        return _run_until_stopped(config, serve_engine_alone, settings, load_runner or load_transformer)
+        return run_until_stopped(config, serve_engine_alone, settings)
     if isinstance(settings, CheckSettings):
         from trio_pool_serve.checking.check_model import run_check
 
@@ -161,7 +148,9 @@ def run_command(name: str, arguments: Sequence[str], load_runner: "RunnerLoader 
         from trio_pool_serve.command_line.convert import run_convert
 
         return run_convert(config)
-    return run(config, load_runner=load_runner)
+    from trio_pool_serve.server.launcher import serve
+
+    return run_until_stopped(config, serve, config)
 
 
 def main() -> None:

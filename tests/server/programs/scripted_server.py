@@ -6,11 +6,12 @@ import sys
 from hypercorn.trio.tcp_server import TCPServer
 
 from tests.server.programs.script import load_scripted
-from trio_pool_serve.cli import read_config, run
+from trio_pool_serve.cli import read_config, run_until_stopped
 from trio_pool_serve.config import import_plugins
 from trio_pool_serve.engine.places import supervisor
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server import listener
+from trio_pool_serve.server.launcher import serve
 from trio_pool_serve.service import Service
 
 if __name__ == "__main__":  # worker processes import what started the server
@@ -22,5 +23,5 @@ if __name__ == "__main__":  # worker processes import what started the server
     config = read_config(sys.argv[1:])
     import_plugins(config)
     if config.processes.engine in ("process", "ray") or config.hosts.engine_hosts:
-        sys.exit(run(config, load_runner=load_scripted))
-    sys.exit(run(config, Service(config, load_scripted)))
+        sys.exit(run_until_stopped(config, serve, config, None, load_scripted))
+    sys.exit(run_until_stopped(config, serve, config, Service(config, load_scripted)))
