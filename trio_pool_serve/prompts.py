@@ -75,10 +75,8 @@ class PairPrompt:
 
 
 @frozen
-class TextPart:
+class TextPart(_Text):
     """A text as part of an input."""
-
-    text: str
 
 
 @frozen
@@ -101,7 +99,7 @@ IMAGE_TOKENS = 256
 
 
 def _estimated(parts: Sequence[Part]) -> int:
-    return sum(IMAGE_TOKENS if isinstance(part, ImagePart) else len(part.text) // 4 + 1 for part in parts)
+    return sum(IMAGE_TOKENS if isinstance(part, ImagePart) else part.estimated_tokens for part in parts)
 
 
 @frozen
@@ -137,9 +135,14 @@ class ChatPrompt:
     continue_final_message: bool = False
     estimated_tokens: int = field(
         init=False,
-        default=Factory(lambda self: sum(_estimated(each.parts) for each in self.messages), takes_self=True),
+        default=Factory(lambda self: _estimated(self.parts), takes_self=True),
     )
     """An estimate for admission, computed at construction: off the event loop for large prompts."""
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of all messages."""
+        return [part for message in self.messages for part in message.parts]
 
 
 @frozen(eq=False)
@@ -187,11 +190,7 @@ def prompt_of(side: ScoreInput) -> TextPrompt | ContentPrompt:
 
 def has_images(prompt: Prompt | str) -> bool:
     """Return whether an input has parts other than text."""
-    if isinstance(prompt, ContentPrompt):
-        return not all(isinstance(part, TextPart) for part in prompt.parts)
-    if isinstance(prompt, ChatPrompt):
-        return not all(isinstance(part, TextPart) for message in prompt.messages for part in message.parts)
-    return False
+    return isinstance(prompt, ContentPrompt | ChatPrompt) and any(isinstance(part, ImagePart) for part in prompt.parts)
 
 
 def text_of(side: ScoreInput) -> str:

@@ -131,7 +131,7 @@ class Conversations:
             # The model takes texts and images but no conversations: clients send its input as one message.
             return await self._render_parts(_only_message(prompt), evolve(params, add_special_tokens=True), client)
         template, prompt = self._template_and_messages(prompt, params.instruction)
-        images = _images([part for message in prompt.messages for part in message.parts])
+        images = _images(prompt.parts)
         text_params = evolve(params, instruction="", max_text_tokens=None)
         if not images:
             text = await self.templates.render(template, prompt, client.number, max_characters=self.max_characters)
@@ -165,7 +165,7 @@ class Conversations:
 
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
-        if _images([part for message in prompt.messages for part in message.parts]):
+        if _images(prompt.parts):
             raise InvalidRequestError(
                 "An input has an image; only conversations of texts can be tokenized.", field="prompts"
             )
