@@ -73,7 +73,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
         cores = SharedCores.open(Path(job.cores), replica.process, replica.processes)
         return lambda params: SharingRunner(prepare(params), [cores])
 
-    zone = config.hosts.zone if job.socket_folder else ""  # known only on the API processes' machine
+    zone = "" if job.key else config.hosts.zone  # known only on the API processes' machine
     engine = DeviceServer(
         config.scheduling, load=load, offload=offload, metrics=metrics.of_engine(replica.model), zone=zone
     )
@@ -94,25 +94,23 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
             async with open_process_nursery() as nursery:
                 leaving = trio.Event()
                 nursery.start_soon(_watch_parent, channel, leaving, engine, nursery.cancel_scope)
-                if not job.key:
+                if not job.key:  # its parent is on this machine
                     await nursery.start(serve_at, Path(job.address), serve)
-                if job.socket_folder:  # its parent is on this machine
                     show_steps_with(partial(_tell_parent, channel, nursery, trio.lowlevel.current_trio_token()))
                 nursery.start_soon(engine.run)
                 await engine.dispatcher.wait_ready()
                 end_display()
                 freeze_objects()
-                address, listeners = job.address, list[trio.SocketListener]()
-                if job.key:
-                    listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG)
-                    address = str(HostAddress(job.address, listeners[0].socket.getsockname()[1]))
-                await send_to_parent(channel, Loaded(sendable(str(engine.facts)), address, os.getpid()))
-                if job.socket_folder:
+                loaded = partial(Loaded, sendable(str(engine.facts)), pid=os.getpid())
+                if not job.key:
+                    await send_to_parent(channel, loaded(address=job.address))
                     nursery.start_soon(serve_snapshots, Path(job.socket_folder), snapshot)
                     nursery.start_soon(_keep_sending, channel, Alive, config.scheduling.silence_timeout_s / TICKS)
                 else:
+                    listeners = await trio.open_tcp_listeners(0, host=job.address, backlog=BACKLOG)
+                    address = HostAddress(job.address, listeners[0].socket.getsockname()[1])
+                    await send_to_parent(channel, loaded(address=str(address)))
                     nursery.start_soon(_keep_sending, channel, snapshot, SNAPSHOT_S)
-                if job.key:
                     await EngineListener(engine, LinkKeys(keys=[job.key.encode()])).serve_until(leaving, listeners)
                     nursery.cancel_scope.cancel(reason="all API processes have left")
     except EngineDeadError as error:
