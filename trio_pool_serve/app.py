@@ -125,8 +125,7 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
     app.service = service or Service(config)
     if service is None:
         app.asgi_lifespan_class = OwnedServiceLifespan
-    app.config["MAX_CONTENT_LENGTH"] = config.network.max_body_bytes
-    app.config["PROPAGATE_EXCEPTIONS"] = True
+    app.config.update(MAX_CONTENT_LENGTH=config.network.max_body_bytes, PROPAGATE_EXCEPTIONS=True)
     app.register_error_handler(HTTPException, _raise)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)

@@ -356,8 +356,7 @@ def unwrap_exception_groups(*types: type[BaseException]) -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        error = _expected_of(group, types)
-        if error is None:
+        if (error := _expected_of(group, types)) is None:
             raise
         raise error from error.__cause__  # without the group as its context
 

@@ -146,8 +146,7 @@ class Acceptor:
         if refusals.gate.refuses_unread(received, address, waited_s):
             self.context.connections.on_refusal()  # 70 instead of 121 µs (as above, "reading")
             return _sent(connection, UNREAD)
-        refusal = refusals.refusal_in(received, client, waited_s)
-        if refusal is None:
+        if (refusal := refusals.refusal_in(received, client, waited_s)) is None:
             return received
         refusals.gate.note_refused(address)
         return _sent(connection, refusal)
@@ -166,8 +165,7 @@ class Acceptor:
                     continue
                 if not received:
                     return CLIENT_LEFT
-                refusal = refusals.refusal_in(received, client, seconds_since_arrival(connection))
-                if refusal is None:
+                if (refusal := refusals.refusal_in(received, client, seconds_since_arrival(connection))) is None:
                     return received
                 if (sent := _sent(connection, refusal)).closes:
                     return sent

@@ -266,8 +266,7 @@ async def serve_connection(
         async with closing(stream):
             if _is_plain(config, stream):
                 connection = HttpConnection(app, config, context, state, stream, received)
-                left_over = await connection.run()
-                if left_over is None:
+                if (left_over := await connection.run()) is None:
                     if not connection.has_ended:
                         await end_sending(stream.socket)
                     return

@@ -57,7 +57,6 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
         niceness=relative_niceness(),
     )
     metrics = Metrics()
-    metrics.add_gauges(process_gauges)
     load = partial(LocalRunners(config, offload).load, source, load_runner)
     engine = DeviceServer(
         config.scheduling,
@@ -80,7 +79,10 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
             engine.about = {"model": source.name, **digest._asdict(), "identity": IDENTITY}
             listener = EngineListener(engine, keys)
             metrics.add_gauges(
-                lambda: {"api_processes": {"connected": len(engine.connections), "refused": listener.refused}}
+                lambda: {
+                    **process_gauges(),
+                    "api_processes": {"connected": len(engine.connections), "refused": listener.refused},
+                }
             )
             if settings.probe_listen is not None:
                 nursery.start_soon(_serve_probes, settings.probe_listen, engine, metrics, ending)

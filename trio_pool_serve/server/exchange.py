@@ -6,8 +6,8 @@ from types import coroutine
 from typing import Any
 
 import trio
+from attrs import define, field
 from hypercorn.config import Config
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.api.http.connection import PoolServeConnection
 from trio_pool_serve.server.incoming_request import IncomingRequest
@@ -17,6 +17,7 @@ MAX_UNRECEIVED = 64 * 1024
 """Bytes of a body that wait for the app; above this, no more are read from the client."""
 
 
+@define(eq=False)
 class Exchange:
     """ASGI's ``receive`` and ``send`` for one request.
 
@@ -26,30 +27,21 @@ class Exchange:
     body and disconnect are delivered at once without a task. The app runs in ``cancel_scope``.
     """
 
-    def __init__(
-        self,
-        request: IncomingRequest,
-        waited_s: float,
-        config: Config,
-        is_last: Callable[[], bool],
-        write: Callable[..., Awaitable[None]],
-        cancel_scope: trio.CancelScope,
-    ) -> None:
-        self.request = request
-        self.waited_s = waited_s
-        self.response: OutgoingResponse | None = None
-        self.is_answered = False
-        self._config = config
-        self._is_last = is_last
-        self._write = write
-        self.cancel_scope = cancel_scope
-        self._head = b""
-        self._listener: PoolServeConnection | None = None
-        self._unreceived: list[bytes] = []
-        self._body_has_ended = False
-        self._end_is_received = False
-        self.has_left = False
-        self._changed = ParkingLot()
+    request: IncomingRequest
+    waited_s: float
+    _config: Config
+    _is_last: Callable[[], bool]
+    _write: Callable[..., Awaitable[None]]
+    cancel_scope: trio.CancelScope
+    response: OutgoingResponse | None = field(init=False, default=None)
+    is_answered: bool = field(init=False, default=False)
+    has_left: bool = field(init=False, default=False)
+    _head: bytes = field(init=False, default=b"")
+    _listener: PoolServeConnection | None = field(init=False, default=None)
+    _unreceived: list[bytes] = field(init=False, factory=list)
+    _body_has_ended: bool = field(init=False, default=False)
+    _end_is_received: bool = field(init=False, default=False)
+    _changed: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     # -- for the app ------------------------------------------------------------------------------------------------
 

@@ -282,8 +282,7 @@ class Http2Protocol(H2Protocol):
             with suppress(ProtocolError):  # the connection has ended
                 self.connection.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return True
-        response = self._early_response(event, method, target)
-        if response is None:
+        if (response := self._early_response(event, method, target)) is None:
             return False
         status, more, body = response
         if self.connection.local_flow_control_window(stream_id) < len(body):

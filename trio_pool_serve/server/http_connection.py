@@ -58,8 +58,7 @@ class HttpConnection:
         self._socket = stream.socket
         self._client = parse_socket_addr(self._socket.family, self._socket.getpeername())
         self._server = parse_socket_addr(self._socket.family, self._socket.getsockname())
-        self._buffer = RequestBuffer(config.h11_max_incomplete_size)
-        self._buffer.append(received)
+        self._buffer = RequestBuffer(config.h11_max_incomplete_size, received)
         # For the next request. The acceptor has read ``received``, and asked about the first request already.
         self._refusals = None if received else context.refusals
         self._exchange: Exchange | None = None
@@ -166,8 +165,7 @@ class HttpConnection:
             except (OSError, trio.ClosedResourceError):
                 self._is_gone = True
                 return b""
-            data = self._receive_nowait()
-            if data is not None:
+            if (data := self._receive_nowait()) is not None:
                 return data
 
     def _stop_reading(self, error: BadRequestError | LeftToHypercornError) -> None:
@@ -195,8 +193,7 @@ class HttpConnection:
             self._stop_reading(error)
         self.has_ended = True
         self._arrived.set()
-        exchange = self._exchange
-        if exchange is not None:
+        if (exchange := self._exchange) is not None:
             # A client that closes after the response has begun counts as gone: no probe can be sent any more.
             if exchange.request.is_complete and not self._is_gone and not self._has_begun_response:
                 await wait_until_gone(self._socket, self._send_probe)
@@ -325,11 +322,10 @@ class HttpConnection:
 
     def _send_probe(self) -> None:
         """Send the next byte of ``BEGINNING``, unless the response has begun."""
-        sent = self._probe_bytes
-        if self._has_begun_response or not self._is_writable or sent == len(BEGINNING):
+        if self._has_begun_response or not self._is_writable or self._probe_bytes == len(BEGINNING):
             return
         try:
-            self._probe_bytes += os.write(self._socket.fileno(), BEGINNING[sent : sent + 1])
+            self._probe_bytes += os.write(self._socket.fileno(), BEGINNING[self._probe_bytes :][:1])
         except BlockingIOError:
             return
         except OSError:

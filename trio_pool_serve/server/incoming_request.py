@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
+from attrs import define
 from httptools import (
     HttpParserError,
     HttpParserInvalidMethodError,
@@ -218,6 +219,7 @@ def _end_of_piece(data: bytes, begin: int) -> int:
     return len(data) - next((length for length in (3, 2, 1) if data.endswith(END_OF_HEAD[:length], begin)), 0)
 
 
+@define(eq=False)
 class RequestBuffer:
     """The bytes that have arrived and belong to no request yet.
 
@@ -225,9 +227,8 @@ class RequestBuffer:
     the longest head.
     """
 
-    def __init__(self, max_head_bytes: int) -> None:
-        self._max_head_bytes = max_head_bytes
-        self.unread = b""
+    max_head_bytes: int
+    unread: bytes = b""
 
     def append(self, data: bytes) -> None:
         """Take bytes that have arrived."""
@@ -245,7 +246,7 @@ class RequestBuffer:
         end = unread.find(END_OF_HEAD) + len(END_OF_HEAD)
         is_whole = end >= len(END_OF_HEAD)
         _require(unread[0] >= FIRST_OF_TOKENS)
-        _require((end if is_whole else len(unread)) <= self._max_head_bytes, otherwise=431)
+        _require((end if is_whole else len(unread)) <= self.max_head_bytes, otherwise=431)
         _require(len(unread) <= MAX_TARGET or unread.find(b"\n", 0, MAX_REQUEST_LINE) >= 0, otherwise=414)
         if not is_whole:
             # llhttp refuses lines that end without CR: a head with such a line has no end to wait for.
@@ -253,7 +254,7 @@ class RequestBuffer:
             return None
         if unread.startswith(HTTP2_PREFACE):
             raise LeftToHypercornError
-        request = IncomingRequest(unread[:end], self._max_head_bytes)
+        request = IncomingRequest(unread[:end], self.max_head_bytes)
         self.unread = unread[end:]
         return request
 

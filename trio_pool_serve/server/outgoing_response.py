@@ -9,6 +9,7 @@ from hypercorn.config import Config
 from hypercorn.typing import ResponseSummary
 from hypercorn.utils import build_and_validate_headers, suppress_body
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.server.incoming_request import IncomingRequest
 
 Headers = list[tuple[bytes, bytes]]
@@ -37,27 +38,24 @@ class OutgoingResponse:
     """
 
     def __init__(self, request: IncomingRequest, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if status < 200:
-            raise ValueError(f"{status} is no status of a final response.")
-        checked = build_and_validate_headers(headers)
-        names = {name.lower(): value for name, value in checked}
-        self.summary: ResponseSummary = {"status": status, "headers": checked}
+        require(status >= 200, f"{status} is no status of a final response.", ValueError)
+        self._headers = build_and_validate_headers(headers)
+        self._names = {name.lower(): value for name, value in self._headers}
+        self.summary: ResponseSummary = {"status": status, "headers": self._headers}
         self.closes = request.closes
         self._has_body = not suppress_body(request.method, status)
         self._is_chunked = False
         self._framing: Headers = []  # added by us
         self._missing: float = math.inf
-        if b"transfer-encoding" in names or (b"content-length" not in names and status not in {204, 304}):
-            checked = _without(_without(checked, b"content-length"), b"transfer-encoding")
+        if b"transfer-encoding" in self._names or (b"content-length" not in self._names and status not in {204, 304}):
+            self._headers = _without(_without(self._headers, b"content-length"), b"transfer-encoding")
             if request.http_version == "1.1":
                 self._framing.append((b"Transfer-Encoding", b"chunked"))
                 self._is_chunked = self._has_body
             elif request.method != "HEAD":
                 self.closes = True
         elif self._has_body:
-            self._missing = int(names[b"content-length"])
-        self._names = names
-        self._headers = checked
+            self._missing = int(self._names[b"content-length"])
 
     @property
     def has_known_length(self) -> bool:
@@ -83,14 +81,12 @@ class OutgoingResponse:
             chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             return chunk + b"0\r\n\r\n" if is_last else chunk
         self._missing -= len(data)
-        if self._missing < 0:
-            raise ValueError("The body is longer than its head has announced.")
+        require(self._missing >= 0, "The body is longer than its head has announced.", ValueError)
         return data
 
     def check_end(self) -> None:
         """Raise ``ValueError`` if the whole body was shorter than announced."""
-        if 0 < self._missing < math.inf:
-            raise ValueError("The body is shorter than its head has announced.")
+        require(self._missing in (0, math.inf), "The body is shorter than its head has announced.", ValueError)
 
 
 def head_bytes(status: int, headers: Headers) -> bytes:

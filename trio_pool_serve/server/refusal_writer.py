@@ -61,8 +61,7 @@ class RefusalWriter:
         """Return the refusal of a request; ``None`` unless ``received`` is one whole request that is refused."""
         if not self.gate.is_refusing(waited_s):
             return None
-        buffer = RequestBuffer(self.config.h11_max_incomplete_size)
-        buffer.append(received)
+        buffer = RequestBuffer(self.config.h11_max_incomplete_size, received)
         try:
             request = buffer.take_head()
             body = b"" if request is None else buffer.take_body(request)
@@ -78,8 +77,8 @@ class RefusalWriter:
         if not request.is_complete:
             return None
         try:
-            refused = self.gate.answer_before_route(request.scope(self.config.root_path, client, waited_s), body)
-            if refused is None:
+            scope = request.scope(self.config.root_path, client, waited_s)
+            if (refused := self.gate.answer_before_route(scope, body)) is None:
                 return None
             status, headers, content = refused
             closes = request.closes or is_last

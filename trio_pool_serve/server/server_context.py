@@ -101,9 +101,8 @@ class Connections:
             return FrameBudget(math.inf)
         if len(self._frame_budgets) >= MAX_BUDGETS:
             self._frame_budgets.clear()
-        if address not in self._frame_budgets:
-            self._frame_budgets[address] = FrameBudget(ADDRESS_CONNECTIONS * BURST, ADDRESS_CONNECTIONS * PER_S)
-        return self._frame_budgets[address]
+        budget = FrameBudget(ADDRESS_CONNECTIONS * BURST, ADDRESS_CONNECTIONS * PER_S)
+        return self._frame_budgets.setdefault(address, budget)
 
 
 class Termination(EventWrapper):

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import trio
 from attrs import Factory, asdict, define, evolve, field
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import ModelSource
 from trio_pool_serve.engine.admission import EstimatedWork
@@ -73,7 +72,7 @@ class ServedModel:
     """An event that is set once the model is unloaded and its memory is free; a new one for each load."""
     removed: trio.Event = field(init=False, factory=trio.Event)
     """An event that is set once the model's name is free."""
-    unused: ParkingLot = field(init=False, factory=ParkingLot)
+    unused: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     """Unparked once no request uses it."""
 
     async def check_adapters(self, folder: AnyModelFolder, offload: Offload) -> Mapping[str, Adapter]:

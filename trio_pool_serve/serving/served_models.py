@@ -208,8 +208,7 @@ class ServedModels(NamedModels):
     def folder_of(self, name: str | None = None) -> AnyModelFolder:
         """Return the folder of a model, which may be unloaded. Raises as ``find`` and ``loaded_nowait``."""
         self.require_started()
-        folder = self.find(name).folder
-        if folder is None:
+        if (folder := self.find(name).folder) is None:
             raise EngineLoadingError("The model is being loaded.")
         return folder
 

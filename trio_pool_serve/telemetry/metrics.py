@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 import trio
 from attrs import define
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CollectorRegistry, Counter, GaugeMetricFamily, Histogram, Metric
 from prometheus_client.registry import Collector
 
 from trio_pool_serve.errors import (

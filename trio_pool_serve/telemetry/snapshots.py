@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,17 +144,13 @@ async def gather_snapshots(folder: Path) -> list[Snapshot]:
     found: list[Snapshot] = []
 
     async def request(path: Path) -> None:
-        with trio.move_on_after(TIMEOUT_S):
+        with trio.move_on_after(TIMEOUT_S), suppress(OSError):
             try:
                 async with await trio.open_unix_socket(path) as stream:
-                    received = await FramedStream[Snapshot](stream, Snapshot).receive()
+                    if (received := await FramedStream[Snapshot](stream, Snapshot).receive()) is not None:
+                        found.append(received[0])
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)  # noqa: ASYNC240  (the process has died)
-                return
-            except OSError:
-                return
-            if received is not None:
-                found.append(received[0])
 
     async with trio.open_nursery() as nursery:
         for path in sorted(folder.glob(f"*{SUFFIX}")):  # noqa: ASYNC240  (a handful of files, in memory)
