@@ -56,7 +56,7 @@ async def measure(model: str, path: Path, seconds: float) -> dict[str, Any]:
     task = TaskOptions(task="embed", columns=("text",))
     async with open_own_engine(model, OwnModelOptions(), task, TextOptions()) as engine:
         batches, padding = await batches_of(engine, path)
-        runner: Any = engine.service.default.engine.devices.device.runner  # type: ignore[union-attr]
+        runner: Any = engine.service.models.find().engine.devices.device.runner  # type: ignore[union-attr]
     computes, inputs, graph = [runner.launch], batches, graph_of(runner)
     if graph is not None:
         cores = thread_counts()[-1]

@@ -188,7 +188,7 @@ def reserving(memory: MemoryBudget, client: Client) -> Iterator[Reservation]:
 
 def is_idle(service: Service) -> bool:
     """Nothing is queued, in flight or admitted, and every permit is free."""
-    engine = service.default.engine.statistics()
+    engine = service.models.find().engine.statistics()
     limiters = [
         *service.offload.statistics().values(),
         *(workers.statistics() for workers in service.processes.values()),
@@ -219,7 +219,7 @@ def make_slow(service: Service) -> None:
 def full_queue(service: Service) -> Iterator[None]:
     """Have a request admitted behind which no other may wait."""
     make_slow(service)
-    with service.default.engine.admit(EstimatedWork(tokens=1000)):
+    with service.models.find().engine.admit(EstimatedWork(tokens=1000)):
         yield
 
 

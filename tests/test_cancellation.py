@@ -191,9 +191,9 @@ WORK: dict[str, Callable[[Service], Awaitable[object]]] = {
     **{
         f"{method} in Python": by_python(method, "hello", ["hello", "world", "w1 w2"]) for method in ("score", "rerank")
     },
-    "submit": lambda service: service.default.engine.submit(ROW),
+    "submit": lambda service: service.models.find().engine.submit(ROW),
     "offload": lambda service: service.offload.run("render", lambda: None),
-    "wait until ready": lambda service: service.default.engine.wait_ready(),
+    "wait until ready": lambda service: service.models.find().engine.wait_ready(),
     "a request": asgi_request,
     "a stream": lambda service: asgi_request(service, b', "stream": true'),
     "a conversation": lambda service: asgi_request(service, asked=MESSAGES),

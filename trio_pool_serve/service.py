@@ -5,14 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import trio
 from attrs import AttrsInstance, Factory, asdict, define, field
 
 from trio_pool_serve.access.api_keys import ApiKeys
 from trio_pool_serve.config import Config
-from trio_pool_serve.engine.engine_statistics import EngineState
 from trio_pool_serve.engine.gpus import Gpu
 from trio_pool_serve.engine.local_device import MAX_IN_FLIGHT
 from trio_pool_serve.engine.places.server_places import ServerPlaces
@@ -55,7 +54,9 @@ from trio_pool_serve.threads.offload import Offload
 
 logger = logging.getLogger(__name__)
 
-ServiceState: TypeAlias = Literal["loading", "ready", "stalled", "overloaded", "draining", "dead"]
+ServiceState: TypeAlias = Literal["dead", "loading", "draining", "stalled", "overloaded", "ready"]
+
+WORST_FIRST: tuple[ServiceState, ...] = get_args(ServiceState)
 
 
 @define(eq=False)
@@ -219,24 +220,16 @@ class Service:
         return self.models.by_name
 
     @property
-    def default(self) -> ServedModel:
-        """The model of requests that name none."""
-        return next(iter(self.served.values()))
-
-    @property
     def state(self) -> ServiceState:
-        """The state that ``/readyz`` reports: the worst state of the engines of models that are loaded."""
+        """The state that ``/readyz`` reports: the worst of the server and of the engines of models that are loaded."""
         engines = [served.engine for served in self.models.present]
-        states = {engine.state for engine in engines}
-        order: tuple[EngineState, ...] = ("dead", "loading", "stalled", "ready")
-        state: ServiceState = next((state for state in order if state in states), "ready")
-        if state == "dead" or not self.models.are_loaded.is_set():
-            return "dead" if state == "dead" else "loading"
-        if self.draining and state != "loading":
-            return "draining"
-        return (
-            "overloaded" if state == "ready" and any(engine.queue.admission.is_full() for engine in engines) else state
-        )
+        of_server: Mapping[ServiceState, bool] = {
+            "loading": not self.models.are_loaded.is_set(),
+            "draining": self.draining,
+            "overloaded": any(engine.queue.admission.is_full() for engine in engines),
+        }
+        states = {engine.state for engine in engines} | {state for state, holds in of_server.items() if holds}
+        return next((state for state in WORST_FIRST if state in states), "ready")
 
     @property
     def is_healthy(self) -> bool:
@@ -254,8 +247,7 @@ class Service:
         Requests hold a ``ModelUse``, which keeps it loaded. Raises ``NotFoundError``, and ``EngineLoadingError`` if it
         is not loaded.
         """
-        model = self.models.loaded_nowait(self.models.find(name))
-        if model is None:
+        if (model := self.models.loaded_nowait(self.models.find(name))) is None:
             raise EngineLoadingError("The model is not loaded.")
         return model
 
@@ -275,6 +267,31 @@ class Service:
         if not self.api_keys.are_needed:
             raise PermissionDeniedError("Models can be changed by a server with API keys only: see --api-key.")
         self.require_open()
+
+    async def drain(
+        self, stop: trio.Event, wait_for_parent: Callable[[], Awaitable[None]] = trio.sleep_forever
+    ) -> None:
+        """Refuse new requests, and wait while running requests finish. ``stop`` ends the listener, and is set first.
+
+        Connections get as much time from the listener (``listener.py``). Return after ``--drain-timeout-s``, or as soon
+        as ``wait_for_parent()`` returns: the caller exits then. Cancellation: at once; the caller cancels it when all
+        requests have finished.
+        """
+        limit_s, running = self.config.time_limits.drain_timeout_s, self.running_tasks
+        if has_requests := self.models.are_loaded.is_set():
+            logger.info("draining, for at most %g s", limit_s)
+        self.draining = True
+        stop.set()
+        try:
+            with trio.move_on_after(limit_s) as limit:
+                await wait_for_parent()
+            # hypercorn shields its writes: a client that does not read would keep the process alive for ever.
+            rows = sum(served.engine.statistics().queued_rows for served in self.served.values())
+            reason = "the drain took too long" if limit.cancelled_caught else "the parent is gone"
+            logger.warning("exiting with %d rows unfinished: %s", rows, reason)
+        finally:
+            if has_requests:
+                logger.info("stopped", extra={"finished": running - self.running_tasks, "cut": self.running_tasks})
 
     async def reload(self) -> None:
         """Read the files that the settings name again: call all reload hooks. Failures are logged.

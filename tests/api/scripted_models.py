@@ -105,10 +105,11 @@ class SparseOnly(ModelSpec):
 
 def serve_as(service: Service, spec: ModelSpec, **changes: Any) -> None:
     """Have a running service take its model for one of another kind, with other ``changes`` of its folder."""
-    model = service.default.loaded
+    served = service.models.find()
+    model = served.loaded
     assert model is not None
     folder = attrs.evolve(model.folder, spec=spec, **changes)
-    service.default.loaded, service.default.folder = attrs.evolve(model, folder=folder), folder
+    served.loaded, served.folder = attrs.evolve(model, folder=folder), folder
 
 
 def become(service: Service, spec: ModelSpec) -> None:

@@ -65,7 +65,7 @@ async def test_the_report_is_what_a_server_says_of_the_model(tmp_path: Path, kin
     async with serving_folder(model) as asked:
         (card,) = (await asked.client.get("/v1/models")).json()["data"]
         info = (await asked.client.get("/info")).json()
-        facts = asked.service.default.engine.facts
+        facts = asked.service.models.find().engine.facts
         assert report.max_batch_tokens == info["max_batch_tokens"] == facts.max_batch_tokens
         assert report.dimensions == facts.dimensions
     name = kind.partition(" ")[0]

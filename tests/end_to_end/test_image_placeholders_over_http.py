@@ -81,7 +81,7 @@ async def test_a_placeholder_far_behind_in_a_long_text_is_refused(tmp_path: Path
     written, _ = placeholder_of(path)
     text = "hello " * 2000 + written
     async with serving_folder(path, max_model_len=64, long_text="chunk") as ours:
-        assert not ours.service.default.loaded.folder.spec.uses_chat_template
+        assert not ours.service.models.find().loaded.folder.spec.uses_chat_template
         assert len(await ours.embeddings(["hello " * 2000])) == 1
         answer = await ours.client.post("/v1/embeddings", json={"input": ["hello", text]})
         assert answer.status_code == 400, answer.text

@@ -108,7 +108,7 @@ async def test_ctrl_c_shows_the_results_so_far(url: str, service: Service):
     command = [*BENCH, url, "--clients", "2", "--duration", "600", "--tokens", "4"]
     process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        await until(lambda: service.default.engine.statistics().batches >= 20, 120)
+        await until(lambda: service.models.find().engine.statistics().batches >= 20, 120)
         await trio.sleep(module.WARMUP_S)
         with trio.fail_after(120):
             process.send_signal(signal.SIGINT)

@@ -235,7 +235,7 @@ def test_after_an_engine_has_died_the_model_is_loaded_again(model, caplog):
 
     async def die(engine: OwnEngine) -> None:
         # The engine's own code raises when it takes its next batch.
-        engine.service.default.engine.queue.dispatcher.on_computed = object()
+        engine.service.models.find().engine.queue.dispatcher.on_computed = object()
         await engine.compute([InputRow(0, "", 0, ("a",))])
         await trio.sleep_forever()
 

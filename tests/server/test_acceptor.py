@@ -273,7 +273,7 @@ async def test_a_server_that_drains_says_so_though_its_queue_is_full(server, ser
 
 def observe_rate(service: Service, *, seconds_per_token: float) -> None:
     for _ in range(MIN_BATCHES):
-        service.default.engine.queue.dispatcher.rates.observe(
+        service.models.find().engine.queue.dispatcher.rates.observe(
             4, 100, 100 * seconds_per_token / LOAD_MARGIN, left_waiting=True
         )
 
@@ -382,7 +382,7 @@ def test_the_age_is_unknown_at_a_unix_socket():
 
 async def test_a_request_that_waited_to_be_read_may_wait_less_in_the_queue(server, service):
     """Of five seconds four have passed before the server reads it; what is queued takes two more."""
-    engine = service.default.engine
+    engine = service.models.find().engine
     observe_rate(service, seconds_per_token=0.01)
     with engine.admit(EstimatedWork(tokens=200, client=Client("127.0.0.1"))):
         assert engine.refuse_late(EstimatedWork(tokens=200, client=Client("127.0.0.1"))) is None

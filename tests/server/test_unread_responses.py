@@ -105,7 +105,8 @@ async def test_a_client_that_reads_nothing_is_disconnected(service, protocol):
             assert (await client.event(h2.events.StreamReset)).stream_id == number
         else:
             await stream.send_all(HEAD % len(BODY) + BODY)
-        await until(lambda: service.default.engine.statistics().queued_rows == 0 and not service.memory.held_bytes)
+        engine = service.models.find().engine
+        await until(lambda: engine.statistics().queued_rows == 0 and not service.memory.held_bytes)
         await wait_idle(service)
 
 

@@ -83,9 +83,9 @@ async def test_no_request_is_answered_and_nothing_changed_before_all_are_loaded(
         with pytest.raises(NotFoundError):
             service.model("c")
         with pytest.raises(EngineLoadingError):
-            await service.models.add(service.default.source)
+            await service.models.add(service.models.find().source)
         with pytest.raises(EngineLoadingError):
-            await service.models.remove(service.default, drains=False)
+            await service.models.remove(service.models.find(), drains=False)
         loader.gate.set()
         await service.wait_ready()
         assert service.model("a").name == "a"

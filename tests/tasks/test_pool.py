@@ -111,7 +111,7 @@ async def test_the_default_prompt_name_holds_for_those_who_name_none(tmp_path, s
 
 
 async def test_long_inputs_are_truncated_by_default_if_the_server_is_set_so(service):
-    service.default.loaded = attrs.evolve(service.default.loaded, long_text="truncate")
+    service.models.find().loaded = attrs.evolve(service.models.find().loaded, long_text="truncate")
     assert (await embed(service, words(150))).prompt_tokens == 64
     assert (await embed(service, words(150), truncate_to=4)).prompt_tokens == 4
     with pytest.raises(ContextLengthError):
@@ -140,7 +140,7 @@ async def test_a_job_is_admitted_for_as_long_as_it_takes_and_for_what_it_is_once
             await embed(service, "x" * 1_000_000, truncate_to=-1)
 
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-        assert service.default.engine.statistics().admitted_tokens == 3
+        assert service.models.find().engine.statistics().admitted_tokens == 3
         scripted.gate.set()
     assert_idle(service)
 

@@ -189,7 +189,7 @@ async def test_the_vectors_of_queries_count_as_memory_of_the_request(service, sc
     serve_as(service, LateInteraction())
     context = RequestContext()
     await score(service.model(), ScoreJob(queries=["w1 w2", "w3"], documents=["w3", "w3"]), context)
-    assert context.reservation.nbytes == (6 + 5) * service.default.engine.facts.dimensions * 4
+    assert context.reservation.nbytes == (6 + 5) * service.models.find().engine.facts.dimensions * 4
     full = RequestContext(reservation=Reservation(MemoryBudget(max_bytes=1), Client()))
     full.reservation.budget.add(Client("another"), 1)
     scripted.batches.clear()

@@ -18,7 +18,6 @@ from trio_pool_serve.processes.child_process import (
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.api_workers import ApiJob, FromParent, Ready, Reload
-from trio_pool_serve.server.draining import drain
 from trio_pool_serve.server.listener import serve_listeners
 from trio_pool_serve.server.tls import open_tls
 from trio_pool_serve.service import Service
@@ -43,7 +42,7 @@ async def main(channel: FramedStream[FromParent], job: ApiJob) -> None:
                 nursery.start_soon(service.reload)  # draining does not wait for it
             loading.cancel(reason="no connections will be accepted")
             # ``received`` is ``Drain``, or the parent is gone already.
-            await drain(service, stop, partial(wait_for_parent, channel) if received else trio.sleep_forever)
+            await service.drain(stop, partial(wait_for_parent, channel) if received else trio.sleep_forever)
             leave(0)
 
         async def report_ready() -> None:

@@ -15,7 +15,6 @@ from trio_pool_serve.processes.child_process import leave, open_process_nursery
 from trio_pool_serve.processes.signals import watch_ends, watch_reloads
 from trio_pool_serve.server.announcement import announce
 from trio_pool_serve.server.api_workers import serve_by_workers
-from trio_pool_serve.server.draining import drain
 from trio_pool_serve.server.listening_socket import open_listening, raise_file_limit, url_of
 from trio_pool_serve.server.systemd import STOPPING, feed_watchdog, notify
 from trio_pool_serve.server.tls import Certificates, open_tls
@@ -72,7 +71,7 @@ async def _drain_at(ending: trio.Event, service: Service, stop: trio.Event) -> N
     """Drain at the first signal; exit if that takes too long."""
     await ending.wait()
     notify(*STOPPING)
-    await drain(service, stop)
+    await service.drain(stop)
     leave(0)
 
 

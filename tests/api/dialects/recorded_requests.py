@@ -204,7 +204,7 @@ async def asker(folder: Path, model: Model) -> AsyncIterator[Asker]:
             if model.spec is not None:
                 serve_as(service, model.spec, **({"prompts": model.prompts} if model.prompts else {}))
             if model.reads_images:
-                service.default.loaded.renderer.conversations.image_format = ColourFormat()
+                service.models.find().loaded.renderer.conversations.image_format = ColourFormat()
             yield Asker(service, client, runner, model)
 
 

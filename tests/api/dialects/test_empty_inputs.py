@@ -34,7 +34,7 @@ service = served_as(Everything())
 
 @each(("paths", "field", "more", "expected"), EMPTY)
 async def test_an_input_without_a_text_gets_the_response_of_the_table(client, service, paths, field, more, expected):
-    more = {**more, **({"model": service.default.source.name} if "model" in more else {})}
+    more = {**more, **({"model": service.models.find().source.name} if "model" in more else {})}
     for path in paths:
         for given, answer in zip(("", [], [""]), expected, strict=True):
             response = await client.post(path, json={**more, field: given})

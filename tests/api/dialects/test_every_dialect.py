@@ -182,7 +182,7 @@ async def test_a_deadline_that_passes_is_504_and_leaves_nothing_behind(
     scripted.gate.clear()
     answer = await client.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
     assert_error(answer, dialect, 504, "DeadlineExceeded/Timeout")
-    statistics = service.default.engine.statistics()
+    statistics = service.models.find().engine.statistics()
     assert (statistics.queued_rows, statistics.admitted_tokens) == (0, 0)
     scripted.gate.set()
     assert (await client.post(path, json=body)).status_code == 200

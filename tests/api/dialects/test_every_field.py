@@ -86,10 +86,11 @@ class Server:
     http: httpx.AsyncClient
 
     async def ask(self, key: tuple[str, str], body: Mapping[str, Any]) -> httpx.Response:
-        model = self.service.default.loaded
+        served = self.service.models.find()
+        model = served.loaded
         spec = ByVectors() if key[1] in ("/similarity", "/v2/models/{name}/infer") else InPairs()
         folder = attrs.evolve(model.folder, spec=spec, prompts=PROMPTS)
-        self.service.default.loaded, self.service.default.folder = attrs.evolve(model, folder=folder), folder
+        served.loaded, served.folder = attrs.evolve(model, folder=folder), folder
         self.scripted.labels = 1 if "query" in body or key[1] == "/score" else 2
         self.scripted.batches.clear()
         return await self.http.post(key[1].replace("{name}", MODEL), json=body, headers={"X-Request-Id": "the test's"})

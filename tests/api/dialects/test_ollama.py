@@ -68,7 +68,7 @@ async def test_more_dimensions_than_the_model_has_are_all_of_them(client, script
 @each("keep_alive", [0, -1, 300, 1.5, "5m", "-1m", "1h30m", "0", "24h", "1.5s", "100ms", None])
 async def test_keep_alive_is_read_and_unloads_nothing(client, service, keep_alive):
     await post(client, "/api/embed", input="hello", keep_alive=keep_alive, **MODEL)
-    assert service.default.state == "loaded"
+    assert service.models.find().state == "loaded"
 
 
 @each("num_ctx", [5, 10**6])
@@ -105,7 +105,7 @@ DETAILS = {
 async def test_models_are_listed_with_a_tag_and_what_their_files_say(client, service):
     (listed,) = (await client.get("/api/tags")).json()["models"]
     modified_at, size, digest = (listed.pop(name) for name in ("modified_at", "size", "digest"))
-    assert datetime.fromisoformat(modified_at).timestamp() == pytest.approx(service.default.created, abs=1e-3)
+    assert datetime.fromisoformat(modified_at).timestamp() == pytest.approx(service.models.find().created, abs=1e-3)
     assert size >= 0
     assert len(bytes.fromhex(digest)) == 32
     assert listed == {

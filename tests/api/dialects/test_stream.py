@@ -50,7 +50,7 @@ async def test_a_vector_is_sent_while_others_are_still_computed(service, scripte
         chunks = answer.aiter_text()
         first = json.loads((await anext(chunks)).removeprefix("data: ").strip())
         assert first["embedding"] == vector_of(body["input"][first["index"]])
-        assert service.default.engine.statistics().in_flight_batches == 1
+        assert service.models.find().engine.statistics().in_flight_batches == 1
         second_may_go.set()
         rest = "".join([chunk async for chunk in chunks])
     assert len(events_of(rest)) == 2
@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(service, scripted, clie
     async with client.stream("POST", "/v1/embeddings", json={"input": [[7] * 40] * 20, "stream": True}) as answer:
         assert answer.status_code == 200
         await trio.to_thread.run_sync(scripted.launching.wait)
-    await until(lambda: not service.default.engine.statistics().queued_rows)
+    await until(lambda: not service.models.find().engine.statistics().queued_rows)
     scripted.gate.set()
     await wait_idle(service)
     assert len(scripted.batches) < 20

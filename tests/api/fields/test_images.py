@@ -38,7 +38,7 @@ def vector_of(colour) -> list[float]:
 def reads_images(service: Service) -> ColourFormat:
     """Have a running service's model read images."""
     image_format = ColourFormat()
-    service.default.loaded.renderer.conversations.image_format = image_format
+    service.models.find().loaded.renderer.conversations.image_format = image_format
     return image_format
 
 

@@ -50,7 +50,7 @@ def processes(service):
     """Templates are rendered in processes, as they are unless a test says otherwise."""
     for workers in service.processes.values():
         workers.in_processes = True
-    service.default.loaded.renderer.conversations.templates.timeout_s = 1.0
+    service.models.find().loaded.renderer.conversations.templates.timeout_s = 1.0
     return service.processes
 
 
@@ -243,7 +243,7 @@ async def test_documents_to_be_ranked_can_be_contents(client, service):
 
 
 async def test_an_image_of_a_conversation_that_is_none_is_named_by_its_place(client, service):
-    service.default.loaded.renderer.conversations.image_format = ColourFormat()
+    service.models.find().loaded.renderer.conversations.image_format = ColourFormat()
     content = ["hello", {"type": "image_url", "image_url": data_url(b"hello")}]
     messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": content}]
     # A template that takes contents of parts: of two failures, the first to happen would be told.

@@ -156,7 +156,7 @@ async def test_rows_count_towards_the_queue_however_narrow_they_are(config, scri
         make_slow(service)
         nursery.start_soon(partial(client.post, "/v1/embeddings", json={"prompt_embeds": rows}))
         await trio.to_thread.run_sync(scripted.launching.wait, limiter=trio.CapacityLimiter(1))
-        assert 40 <= service.default.engine.statistics().admitted_tokens <= 64
+        assert 40 <= service.models.find().engine.statistics().admitted_tokens <= 64
         answer = await client.post("/v1/embeddings", json={"prompt_embeds": [rows, rows]})
         assert answer.status_code == 429
         scripted.gate.set()

@@ -96,7 +96,7 @@ async def test_known_rows_refuse_no_other_request_before_they_are_looked_up(conf
         scripted.gate.clear()
         async with trio.open_nursery() as clients:
             clients.start_soon(embed, client, ["w199"])
-            await until(lambda: service.default.engine.statistics().admitted_tokens >= 3)
+            await until(lambda: service.models.find().engine.statistics().admitted_tokens >= 3)
             refused = await client.post("/v1/embeddings", json={"input": long})
             assert refused.status_code == 429, "what its client has waiting counts all the same"
             scripted.gate.set()
@@ -116,7 +116,7 @@ async def test_operators_see_what_it_holds_and_how_often_it_helped(config, scrip
         tokens = re.search(r"trio_pool_serve_tokens_total\{.*\} (\S+)", metrics)
         assert tokens
         assert float(tokens[1]) == 3 * 8, "tokens that were not computed are counted"
-        served = service.default.loaded
+        served = service.models.find().loaded
         assert served is not None
         served.results.clear()
         assert (await client.get("/load")).json()["result_cache"]["entries"] == 0
@@ -124,8 +124,8 @@ async def test_operators_see_what_it_holds_and_how_often_it_helped(config, scrip
 
 async def test_it_is_off_by_default(scripted_folder, scripted):
     async with serving(Config(models=(str(scripted_folder),)), scripted) as (service, client):
-        assert service.default.loaded is not None
-        assert service.default.loaded.results is None
+        assert service.models.find().loaded is not None
+        assert service.models.find().loaded.results is None
         for _ in range(2):
             assert (await embed(client, WORDS))[1] is None
         assert computed(scripted) == 20

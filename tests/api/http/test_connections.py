@@ -19,7 +19,7 @@ def post(body: bytes) -> bytes:
 
 
 def queued(service: Service) -> int:
-    return service.default.engine.statistics().queued_rows
+    return service.models.find().engine.statistics().queued_rows
 
 
 HUNDRED_ROWS = b'{"input": [' + b",".join([b"[7]"] * 100) + b"]}"
@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_empties_the_queue_and_returns_every_permit(
         assert await stream.receive_some() == b"H"
     await until(lambda: queued(service) + sum(scripted.rows) == 100)
     await stream.aclose()
-    await until(lambda: queued(service) == service.default.engine.statistics().admitted_tokens == 0)
+    await until(lambda: queued(service) == service.models.find().engine.statistics().admitted_tokens == 0)
     scripted.gate.set()
     await until(lambda: is_idle(service))
     assert len(scripted.batches) == 1  # what had been launched; the other rows never were
@@ -51,7 +51,7 @@ async def test_a_client_that_leaves_while_its_texts_are_rendered_stops_the_rende
     await stream.send_all(post(b'{"input": [' + b",".join([b'"%s"' % (b"hello " * 60)] * 2000) + b"]}"))
     await until_launching(scripted)
     await stream.aclose()
-    await until(lambda: queued(service) == service.default.engine.statistics().admitted_tokens == 0)
+    await until(lambda: queued(service) == service.models.find().engine.statistics().admitted_tokens == 0)
     assert service.metrics.render._sum.get() > rendered_before
     assert sum(scripted.rows) < 2000
     await until(lambda: is_idle(service))

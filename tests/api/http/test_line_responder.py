@@ -175,8 +175,8 @@ async def test_a_cancelled_window_leaves_nothing_behind(service: Service, script
         await trio.to_thread.run_sync(scripted.launching.wait)
         await wait_all_tasks_blocked()
         assert service.running_tasks == 0, "lines are not requests"
-        assert service.default.engine.statistics().in_flight_batches == 1
+        assert service.models.find().engine.statistics().in_flight_batches == 1
         nursery.cancel_scope.cancel()
     scripted.gate.set()
-    assert not service.default.engine.queue.scheduler.planned
-    assert service.default.engine.statistics().queued_rows == 0
+    assert not service.models.find().engine.queue.scheduler.planned
+    assert service.models.find().engine.statistics().queued_rows == 0

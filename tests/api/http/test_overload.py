@@ -50,7 +50,7 @@ async def test_a_large_body_is_refused_unread_and_a_small_one_unrendered_when_th
 
 async def test_an_urgent_request_of_the_client_that_floods_is_answered(client, service):
     make_slow(service)
-    with service.default.engine.admit(EstimatedWork(tokens=1000, client=Client("127.0.0.1"))):
+    with service.models.find().engine.admit(EstimatedWork(tokens=1000, client=Client("127.0.0.1"))):
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 429
         urgent = await client.post("/v1/embeddings", json={"input": "hello", "priority": -1})
         assert urgent.status_code == 200

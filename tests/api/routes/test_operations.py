@@ -95,7 +95,7 @@ async def test_liveness_does_not_wait_behind_compute(client, scripted, service):
         await until_launching(scripted)
         for path in ("/livez", "/readyz", "/health", "/ping", "/", "/load", "/metrics"):
             assert (await client.get(path)).status_code == 200
-        assert service.default.engine.statistics().in_flight_batches == 1
+        assert service.models.find().engine.statistics().in_flight_batches == 1
         scripted.gate.set()
 
 
@@ -120,7 +120,7 @@ async def test_a_dead_engine_shows_in_every_probe(config, scripted):
 async def test_a_server_that_would_refuse_requests_is_not_ready_and_a_draining_one_takes_no_new_work(
     client, service, monkeypatch
 ):
-    monkeypatch.setattr(type(service.default.engine.queue.admission), "is_full", lambda *_: True)
+    monkeypatch.setattr(type(service.models.find().engine.queue.admission), "is_full", lambda *_: True)
     await assert_probes(client, "overloaded")
     service.draining = True
     await assert_probes(client, "draining")
@@ -133,7 +133,7 @@ async def test_a_server_whose_engines_are_all_shared_with_others_stays_ready_whi
     service, monkeypatch
 ):
     """Else a load balancer would take all such servers away at once, and clients would not be told 429."""
-    monkeypatch.setattr(type(service.default.engine.queue.admission), "is_full", lambda *_: True)
+    monkeypatch.setattr(type(service.models.find().engine.queue.admission), "is_full", lambda *_: True)
     processes = attrs.evolve(service.config.processes, engine="hosts")
     monkeypatch.setattr(service, "config", attrs.evolve(service.config, processes=processes))
     async with listening(service) as url, client_of(url) as client:
@@ -155,7 +155,7 @@ async def wedged(service: Service, scripted: ScriptedRunner) -> AsyncIterator[No
     scripted.gate.clear()
     scripted.launching.clear()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.default.engine.submit, PROBE)
+        nursery.start_soon(service.models.find().engine.submit, PROBE)
         await until_launching(scripted)
         yield
         scripted.gate.set()
@@ -177,7 +177,7 @@ async def test_a_batch_that_does_not_come_back_shows_in_readiness_and_not_in_liv
 @pytest.fixture
 def probed(service: Service) -> Service:
     """A service whose device has a row to probe it by, as loaded runners have."""
-    devices = service.default.engine.devices
+    devices = service.models.find().engine.devices
     devices._facts = evolve(devices.facts, probe_request=PROBE)
     return service
 
@@ -216,7 +216,7 @@ async def test_many_deep_probes_share_one_row_also_if_the_first_client_leaves(ur
 
 
 async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_the_queue(client, probed, scripted):
-    probed.default.probe.timeout_s = 0.05
+    probed.models.find().probe.timeout_s = 0.05
     async with wedged(probed, scripted):
         for _ in range(3):
             answer = await client.get("/readyz?deep=true")
@@ -224,7 +224,7 @@ async def test_a_deep_probe_fails_while_the_device_is_wedged_and_its_row_leaves_
             assert "not computed within" in answer.json()["reason"]
             for path in ("/livez", "/readyz", "/health"):
                 assert (await client.get(path)).status_code == 200
-        assert probed.default.engine.statistics().queued_rows == 0
+        assert probed.models.find().engine.statistics().queued_rows == 0
 
 
 def fail(batch):
