@@ -25,7 +25,6 @@ from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, WireError
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import (
     ContextLengthError,
-    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     require_request,
@@ -69,10 +68,11 @@ class OllamaRequest(WireRequest):
         """Raise ``InvalidRequestError`` for fields of every request."""
         require_request(bool(self.model), "is required", at="model")
         given = self.keep_alive
-        if isinstance(given, str) and not (len(given) <= MAX_DURATION_CHARACTERS and DURATION.fullmatch(given)):
-            raise InvalidRequestError.at(
-                "keep_alive", f"must be a number of seconds, or a duration such as 5m, not {quoted(given)}."
-            )
+        require_request(
+            not isinstance(given, str) or (len(given) <= MAX_DURATION_CHARACTERS and bool(DURATION.fullmatch(given))),
+            f"must be a number of seconds, or a duration such as 5m, not {quoted(given)}.",
+            at="keep_alive",
+        )
         require_least(self.num_ctx, least=1, param="options.num_ctx")
 
     @property

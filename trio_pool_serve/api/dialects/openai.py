@@ -16,7 +16,7 @@ from trio_pool_serve.api.fields.embedding_responses import (
     vectors_of,
 )
 from trio_pool_serve.api.fields.encodings import EmbedDtype, EncodingFormat, Endianness, VectorEncoding
-from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few, the_same
+from trio_pool_serve.api.fields.field_values import Dimensions, refused, require_few, require_given, the_same
 from trio_pool_serve.api.fields.input_fields import INPUT_FIELD_NAMES, InputFields, with_input_type
 from trio_pool_serve.api.fields.messages import image_prompts
 from trio_pool_serve.api.http.endpoint import Call, Dialect, Endpoint, FieldNames, WireError
@@ -123,8 +123,7 @@ def document_with_chunks(prompts: Sequence[Prompt], chunks: Sequence[Chunk], max
     document = prompts[0]
     if len(prompts) != 1 or not isinstance(document, TextPrompt):
         raise InvalidRequestError("input must be one text with chunks: the document.", param="chunks")
-    if not chunks:
-        raise EmptyInputError.at("chunks", "is empty.")
+    require_given(chunks, at="chunks")
     require_few(len(chunks), max_inputs, param="chunks", what="chunks")
     for number, (begin, end) in enumerate(chunks):
         if not begin < end <= len(document.text):

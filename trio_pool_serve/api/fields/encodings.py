@@ -15,7 +15,7 @@ import orjson
 import pybase64
 from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
 
 EmbedDtype: TypeAlias = Literal[
@@ -50,18 +50,20 @@ def as_dtype(vector: Vectors, dtype: EmbedDtype) -> Row:
 
             with np.errstate(over="ignore"):
                 small = vector.astype(np.float16 if dtype == "float16" else getattr(ml_dtypes, SMALL_FLOATS[dtype]))
-            if not np.isfinite(small).all():
-                raise InvalidRequestError(f"The vectors have numbers too large for {dtype}.", param="embed_dtype")
+            require_request(
+                np.isfinite(small).all(), f"The vectors have numbers too large for {dtype}.", param="embed_dtype"
+            )
             return small
         case "int8" | "uint8":
             largest = np.abs(vector).max(axis=-1, keepdims=True)
             scaled = np.rint(vector / np.where(largest, largest, 1) * 127).astype(np.int16)
             return scaled.astype(np.int8) if dtype == "int8" else (scaled + 128).astype(np.uint8)
         case "binary" | "ubinary":
-            if vector.shape[-1] % 8:
-                raise InvalidRequestError(
-                    f"{dtype} needs a multiple of 8 dimensions, not {vector.shape[-1]}.", param="embed_dtype"
-                )
+            require_request(
+                vector.shape[-1] % 8 == 0,
+                f"{dtype} needs a multiple of 8 dimensions, not {vector.shape[-1]}.",
+                param="embed_dtype",
+            )
             packed = np.packbits(vector >= 0, axis=-1)
             return packed if dtype == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
 
@@ -104,14 +106,16 @@ class VectorEncoding:
 
     def refuse_unencodable(self, *, rows: int, dimensions: int) -> None:
         """Raise ``InvalidRequestError`` for vectors that cannot be encoded so, before they are computed."""
-        if self.dtype in ("binary", "ubinary") and dimensions % 8:
-            raise InvalidRequestError(
-                f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.", param=self.dtype_param
-            )
-        if self.format == "bytes" and rows > MAX_METADATA_ROWS:
-            raise InvalidRequestError.at(
-                "encoding_format", f"must be 'bytes_only' for {rows} vectors: a header cannot hold their metadata."
-            )
+        require_request(
+            self.dtype not in ("binary", "ubinary") or dimensions % 8 == 0,
+            f"{self.dtype} needs a multiple of 8 dimensions, not {dimensions}.",
+            param=self.dtype_param,
+        )
+        require_request(
+            self.format != "bytes" or rows <= MAX_METADATA_ROWS,
+            f"must be 'bytes_only' for {rows} vectors: a header cannot hold their metadata.",
+            at="encoding_format",
+        )
 
     @property
     def byte_order(self) -> Endianness:

@@ -62,23 +62,26 @@ class WireRequest:
 
 def require_few(count: int, max_inputs: int, *, param: str, what: str = "inputs") -> None:
     """Raise ``InvalidRequestError`` for more than ``--max-inputs-per-request`` inputs, or parts that cost as much."""
-    if count > max_inputs:
-        raise InvalidRequestError.at(
-            param, f"has {count} {what}; the limit is {max_inputs} (--max-inputs-per-request)."
-        )
+    require_request(
+        count <= max_inputs, f"has {count} {what}; the limit is {max_inputs} (--max-inputs-per-request).", at=param
+    )
+
+
+def require_given(value: object, problem: str = "is empty.", *, at: str) -> None:
+    """Raise ``EmptyInputError`` for a text or list without anything in it; ``at`` is its place in the request."""
+    if not value:
+        raise EmptyInputError.at(at, problem)
 
 
 def require_some(inputs: Sized, max_inputs: int, *, param: str) -> None:
     """Raise as ``require_few``, and ``EmptyInputError`` for no inputs."""
-    if not len(inputs):
-        raise EmptyInputError.at(param, "is empty.")
+    require_given(inputs, at=param)
     require_few(len(inputs), max_inputs, param=param)
 
 
 def require_least(number: int | None, *, least: int = 0, param: str = "top_n") -> None:
     """Raise ``InvalidRequestError`` for a number below ``least``: by default, of documents to return."""
-    if number is not None and number < least:
-        raise InvalidRequestError.at(param, f"must be at least {least}, not {number}.")
+    require_request(number is None or number >= least, f"must be at least {least}, not {number}.", at=param)
 
 
 def refused(because: str, accepted: Sequence[Any] = ()) -> Any:
@@ -101,8 +104,7 @@ def refuse_given(wire: object, names: Sequence[str], because: str) -> None:
     """Raise ``InvalidRequestError`` if any of these fields has a value other than null and false."""
     for name in names:
         value = getattr(wire, name)
-        if value is not None and value is not False:
-            raise InvalidRequestError(f"Leave out `{name}`: it {because}.", param=name)
+        require_request(value is None or value is False, f"Leave out `{name}`: it {because}.", param=name)
 
 
 def the_same(wire: object, *names: str) -> Any:

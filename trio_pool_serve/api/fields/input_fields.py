@@ -13,11 +13,13 @@ from trio_pool_serve.api.fields.field_values import (
     WireRequest,
     quoted,
     require_few,
+    require_given,
+    require_some,
 )
 from trio_pool_serve.api.fields.messages import ConversationFields, WireContent, WireMessage, WireMessages, image_part
 from trio_pool_serve.api.http.endpoint import FieldNames
 from trio_pool_serve.api.http.json_body import PromptEmbeds
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, MissingFieldError, listed
+from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, listed, require_request
 from trio_pool_serve.models.files.task_adapters import of_task
 from trio_pool_serve.prompts import (
     ContentPrompt,
@@ -50,8 +52,7 @@ class InputObject:
 
         Raises ``InvalidRequestError`` if it is empty, or part of it a message.
         """
-        if self.role is not None or self.content is not None:
-            raise InvalidRequestError.at(place, "is a message, but other inputs are not.")
+        require_request(self.role is None and self.content is None, "is a message, but other inputs are not.", at=place)
         if self.image is not None:
             parts = () if self.text is None else (TextPart(self.text),)
             return ContentPrompt((*parts, image_part(self.image, place=f"{place}.image")))
@@ -128,7 +129,7 @@ class InputFields(ConversationFields, RequestOptions):
             return [*self.conversations(messages, max_inputs, param=given)]
         self.refuse_chat_fields(given)
         if self.prompt_embeds is not None:
-            require_few(len(self.prompt_embeds.items), max_inputs, param=given)
+            require_some(self.prompt_embeds.items, max_inputs, param=given)
             return [*self.prompt_embeds.prompts()]
         return prompts_of([] if self.input is None else self.input, max_inputs)
 
@@ -145,8 +146,11 @@ class InputFields(ConversationFields, RequestOptions):
 
 def _message(item: object) -> WireMessage:
     if isinstance(item, InputObject) and item.role is not None:
-        if item.text is not None or item.image is not None:
-            raise InvalidRequestError.at("input", "has a message with a text or an image outside `content`.")
+        require_request(
+            item.text is None and item.image is None,
+            "has a message with a text or an image outside `content`.",
+            at="input",
+        )
         return WireMessage(role=item.role, content=item.content)
     raise InvalidRequestError.at("input", "mixes messages and other inputs; send one or the other.")
 
@@ -168,13 +172,15 @@ def prompts_of(given: Input | AnyInput, max_inputs: int, *, param: str = "input"
         return [TextPrompt(given)]
     if isinstance(given, InputObject):
         return [given.prompt(place=param)]
-    if not given:
-        raise EmptyInputError.at(param, "is empty.")
+    require_given(given, at=param)
     kinds = set(map(type, given))
     if kinds == {int}:
         return [_tokens_prompt(given, param)]
-    if len(kinds) > 1 and kinds != {str, InputObject}:
-        raise InvalidRequestError.at(param, "mixes token ids and other inputs; send one or the other.")
+    require_request(
+        len(kinds) == 1 or kinds == {str, InputObject},
+        "mixes token ids and other inputs; send one or the other.",
+        at=param,
+    )
     require_few(len(given), max_inputs, param=param)
     if kinds == {list}:
         return [_tokens_prompt(ids, f"{param}[{index}]") for index, ids in enumerate(given)]
@@ -185,8 +191,7 @@ def prompts_of(given: Input | AnyInput, max_inputs: int, *, param: str = "input"
 
 
 def _tokens_prompt(ids: Any, place: str) -> TokensPrompt:
-    if not ids:
-        raise EmptyInputError.at(place, "has no tokens.")
+    require_given(ids, "has no tokens.", at=place)
     try:
         return TokensPrompt(np.array(ids, dtype=np.int64))
     except TypeError:

@@ -12,6 +12,7 @@ from trio_pool_serve.api.fields.field_values import (
     refuse_given,
     refused,
     require_few,
+    require_given,
     require_some,
 )
 from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, field_of, require_request
@@ -32,8 +33,7 @@ LONGEST_SCHEME = 32
 
 def image_part(image: str, *, place: str) -> ImagePart:
     """Return the part for a URL of an image, or for its bytes in bare base64. Raises ``EmptyInputError``."""
-    if not image:
-        raise EmptyInputError.at(place, "is empty.")
+    require_given(image, at=place)
     return ImagePart(image if ":" in image[:LONGEST_SCHEME] else f"data:;base64,{image}", place)
 
 
@@ -76,10 +76,11 @@ class ContentPart:
         """Return the part; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
         kind = self.type or ("text" if self.image_url is None else "image_url")
         name = {"input_text": "text", "input_image": "image_url"}.get(kind, kind)
-        if name not in ("text", "image_url", "image_base64"):
-            raise InvalidRequestError.at(
-                f"{place}.type", f"must be 'text', 'image_url' or 'image_base64', not {kind!r}."
-            )
+        require_request(
+            name in ("text", "image_url", "image_base64"),
+            f"must be 'text', 'image_url' or 'image_base64', not {kind!r}.",
+            at=f"{place}.type",
+        )
         value: str | ImageUrl | None = getattr(self, name)
         if value is None:
             raise InvalidRequestError.at(place, f"has no `{name}`.")
@@ -99,8 +100,7 @@ class ContentInput:
     def prompt(self, max_inputs: int, place: str) -> ContentPrompt:
         """Return the prompt; ``place`` is where it is in the request. Raises ``InvalidRequestError`` for that field."""
         parts = parts_of(self.content, f"{place}.content")
-        if not parts:
-            raise EmptyInputError.at(place, "has no text and no image.")
+        require_given(parts, "has no text and no image.", at=place)
         require_few(len(parts), max_inputs, param=field_of(place), what="parts")
         return ContentPrompt(parts)
 
@@ -157,8 +157,7 @@ class ConversationFields(WireRequest):
 
     def conversations(self, given: WireMessages, max_inputs: int, *, param: str) -> list[ChatPrompt]:
         """Return the prompts that the messages in the field ``param`` make. Raises ``InvalidRequestError``."""
-        if not given:
-            raise EmptyInputError.at(param, "is empty.")
+        require_given(given, at=param)
         messages = [item for item in given if isinstance(item, WireMessage)]
         batch = [item for item in given if isinstance(item, list)]
         require_request(

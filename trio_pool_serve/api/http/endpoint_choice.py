@@ -8,11 +8,10 @@ import msgspec
 from attrs import evolve, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
-from trio_pool_serve.api.http.json_body import cut_payloads, decode_json, find, refuse_many_values
-from trio_pool_serve.api.http.json_errors import READ_AGAIN
+from trio_pool_serve.api.http.json_body import READ_AGAIN, cut_payloads, decode_json, find, refuse_many_values
 from trio_pool_serve.api.http.request_body import Buffer
 from trio_pool_serve.config import NetworkConfig
-from trio_pool_serve.errors import InvalidRequestError, MissingFieldError, PoolServeError, require_request
+from trio_pool_serve.errors import MissingFieldError, PoolServeError, require_request
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.named_models import NamedModels
 
@@ -143,11 +142,11 @@ def _fields(body: Buffer | bytes, candidates: Sequence[DialectEndpoint]) -> Mapp
 def _refuse_foreign(fields: Mapping[str, msgspec.Raw], claimed_by: DialectEndpoint) -> None:
     """Raise ``InvalidRequestError`` for a field that only other dialects of the path have, unless it is null."""
     for name in sorted(claimed_by.foreign.intersection(fields)):
-        if bytes(fields[name]) != b"null":
-            raise InvalidRequestError(
-                f"Leave out `{name}`: {claimed_by.dialect.name} requests to this route have no such field.",
-                param=name,
-            )
+        require_request(
+            bytes(fields[name]) == b"null",
+            f"Leave out `{name}`: {claimed_by.dialect.name} requests to this route have no such field.",
+            param=name,
+        )
 
 
 def _claimant(fields: Collection[str], candidates: Sequence[DialectEndpoint]) -> DialectEndpoint:

@@ -14,14 +14,14 @@ from attrs import Factory, define, field, frozen
 from trio_pool_serve.access.api_keys import KeyUsage
 from trio_pool_serve.access.key_file import ApiKey
 from trio_pool_serve.api.http.endpoint import DialectEndpoint
-from trio_pool_serve.api.http.json_errors import wrong_value
+from trio_pool_serve.api.http.json_body import decode_json, wrong_value
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError, require_request
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
-Query = TypeVar("Query")
+Fields = TypeVar("Fields")
 
 MAX_QUERY_FIELDS = 32
 
@@ -127,8 +127,7 @@ class HttpRequest:
             client_limit_s = math.inf if header is None else float(header)
         except ValueError:
             client_limit_s = math.nan
-        if not client_limit_s > 0:
-            raise InvalidRequestError(f"X-Request-Timeout must be a number of seconds above 0, not {header!r}.")
+        require_request(client_limit_s > 0, f"X-Request-Timeout must be a number of seconds above 0, not {header!r}.")
         timeout_s = min(client_limit_s, math.inf if self.client.is_background else server_limit_s)
         self.deadline = trio.current_time() - self.timings.waited_s + timeout_s
         return timeout_s
@@ -143,7 +142,20 @@ class HttpRequest:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin1")
 
-    def query(self, kind: type[Query]) -> Query:
+    def require_json_type(self) -> None:
+        """Raise ``UnsupportedMediaTypeError`` if the request declares a body that is not JSON."""
+        mimetype = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        if mimetype and mimetype != "application/json" and not mimetype.endswith("+json"):
+            raise UnsupportedMediaTypeError(f"Send the body as application/json, not {mimetype[:100]}.")
+
+    async def json(self, kind: type[Fields], max_bytes: int, timeout_s: float) -> Fields:
+        """Return the fields of a small JSON body, for routes of no dialect; unknown ones are ignored.
+
+        Raises ``InvalidRequestError``, ``BodyTimeoutError`` and ``PayloadTooLargeError``. Cancellation: at once.
+        """
+        return decode_json(await self.body.take_small(max_bytes, timeout_s), kind)
+
+    def query(self, kind: type[Fields]) -> Fields:
         """Return the fields of the query string; unknown ones are ignored. Raises ``InvalidRequestError``."""
         try:
             fields = dict(parse_qsl(self.scope["query_string"].decode("latin1"), max_num_fields=MAX_QUERY_FIELDS))

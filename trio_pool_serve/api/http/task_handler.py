@@ -17,7 +17,7 @@ from trio_pool_serve.api.http.endpoint_choice import (
     endpoints_by_path,
     model_named_by,
 )
-from trio_pool_serve.api.http.json_body import decode_json, is_quick_to_decode, require_json_type
+from trio_pool_serve.api.http.json_body import decode_json, is_quick_to_decode
 from trio_pool_serve.api.http.overload import refuse_before_body, refuse_before_thread
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.request_body import Buffer
@@ -127,7 +127,7 @@ class TaskHandler:
         Cancellation: at once while the body arrives; decoding that has begun is finished.
         """
         if not self.candidates[0].dialect.ignores_content_type:
-            require_json_type(request)
+            request.require_json_type()
         body = await request.body.take(self.service.config.time_limits.client_timeout_s)
         if is_quick_to_decode(body):
             return self.decode(body)

@@ -113,9 +113,10 @@ class UploadForm:
             found.append(event.data)
             return
         self._value += event.data
-        if len(self._value) > MAX_FIELD_BYTES:
-            raise InvalidRequestError(
-                f"A field of the form exceeds {in_units(MAX_FIELD_BYTES)}.", param=self._part[:64]
-            )
+        require_request(
+            len(self._value) <= MAX_FIELD_BYTES,
+            f"A field of the form exceeds {in_units(MAX_FIELD_BYTES)}.",
+            param=self._part[:64],
+        )
         if not event.more_data:
             self.fields[self._part] = self._value.decode()

@@ -41,7 +41,7 @@ ACCEPTED_NAMES = (
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Location: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+Body = TypeVar("Body")
 
 
 class NewAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,9 +82,13 @@ def adapter_object(served: ServedModel, adapter: ServedAdapter, card: dict[str, 
     return {**card, **own, **state, **used, "created": int(adapter.created)}
 
 
-async def decoded(service: Service, request: HttpRequest, kind: type[Body], expected: str) -> Body:
-    """Return the JSON body of a request. Raises ``InvalidRequestError``. Cancellation: at once."""
-    body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+async def body_of(service: Service, request: HttpRequest) -> bytes:
+    """Return the body of a request that changes models. Raises and is cancelled as ``RequestBody.take``."""
+    return await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+
+
+def decoded(body: bytes, kind: type[Body], expected: str) -> Body:
+    """Return the fields of a JSON body. Raises ``InvalidRequestError`` with the form that is ``expected``."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -125,7 +129,7 @@ def adapter_change_routes(service: Service) -> Routes:
     async def load(request: HttpRequest) -> HttpResponse:
         """Load an adapter. Raises as ``load_adapter``. Cancellation: at once; it is not added."""
         service.require_changes()
-        body = await decoded(service, request, LoadedLora, '{"lora_name": "NAME", "lora_path": "FOLDER"}')
+        body = decoded(await body_of(service, request), LoadedLora, '{"lora_name": "NAME", "lora_path": "FOLDER"}')
         require_request(bool(body.lora_name and body.lora_path), "Both 'lora_name' and 'lora_path' must be provided.")
         is_folder: bool = await service.offload.run("download", lambda: Path(body.lora_path).expanduser().is_dir())
         if not (is_folder or HUB_ID.fullmatch(body.lora_path)):
@@ -148,7 +152,7 @@ def adapter_change_routes(service: Service) -> Routes:
     async def unload(request: HttpRequest) -> HttpResponse:
         """Unload an adapter; requests that use it go on. Cancellation: at once, before anything has changed."""
         service.require_changes()
-        body = await decoded(service, request, UnloadedLora, '{"lora_name": "NAME"}')
+        body = decoded(await body_of(service, request), UnloadedLora, '{"lora_name": "NAME"}')
         require_request(bool(body.lora_name), "'lora_name' needs to be provided to unload a LoRA adapter.")
         served = service.models.named(body.lora_name)
         if served is None or (served, body.lora_name) not in [

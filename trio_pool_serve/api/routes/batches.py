@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 
-from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes
@@ -100,8 +99,7 @@ def batch_routes(service: Service) -> Routes:
     """Return the routes of batches over a service."""
 
     async def create(request: HttpRequest, batches: OpenBatches) -> HttpResponse:
-        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        wire = decode_json(body, BatchRequest)
+        wire = await request.json(BatchRequest, MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
         window_s = wire.window_s
         idempotency_key = request.header(b"idempotency-key") or None
         require_request(

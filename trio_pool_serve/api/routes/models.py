@@ -12,18 +12,25 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, name_in_path
 from trio_pool_serve.api.routes.adapters import (
     ACCEPTED_NAMES,
-    MAX_BODY_BYTES,
     MAX_NAME_CHARACTERS,
     Location,
     Name,
     NewAdapter,
     adapter_object,
     are_accepted,
+    body_of,
+    decoded,
     load_adapter,
 )
 from trio_pool_serve.config import ANY_NAME, ModelConfig, ModelSource
 from trio_pool_serve.config.model_sources import source_of_table
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, NotFoundError, PermissionDeniedError
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    ModelLoadError,
+    NotFoundError,
+    PermissionDeniedError,
+    require_request,
+)
 from trio_pool_serve.models.files.chat_template import JINJA
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelSpec
 from trio_pool_serve.service import Service
@@ -205,6 +212,9 @@ MODEL_CHANGES = frozenset({("POST", MODELS_PATH), ("DELETE", MODEL_PATH)})
 
 NAMES = frozenset({"model", "name", "aliases"})
 
+MODEL_BODY = '{"model": "PATH OR HUB ID"}'
+ADAPTER_BODY = '{"model": "PATH OR HUB ID", "name": "NAME", "parent": "MODEL"}'
+
 
 class LoadRequest(msgspec.Struct, frozen=True):
     """The body of ``POST /v1/models``: a local folder or a hub id, and the model's names in the API.
@@ -247,8 +257,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
             ),
         )
         for is_wrong, param, message in refusals:
-            if is_wrong:
-                raise InvalidRequestError(message, param=param)
+            require_request(not is_wrong, message, param=param)
         try:
             return source_of_table(name, {**settings, "model": self.model, "aliases": self.aliases}, shared)
         except ValueError as error:
@@ -271,18 +280,13 @@ def model_change_routes(service: Service) -> Routes:
         cannot be loaded. Cancellation: at once; a model that has begun to be loaded is loaded all the same.
         """
         service.require_changes()
-        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        expected = '{"model": "PATH OR HUB ID"}'
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, Any])
-            if "parent" in fields:
-                expected = '{"model": "PATH OR HUB ID", "name": "NAME", "parent": "MODEL"}'
-                served, adapter = await load_adapter(service, request, msgspec.convert(fields, NewAdapter))
-                return HttpResponse.json(card_of(service, served, adapter.name))
-            settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
-            source = msgspec.convert(fields, LoadRequest).source(settings, service.config.loading)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"The body is not {expected}: {error}.") from error
+        body = await body_of(service, request)
+        fields = decoded(body, dict[str, Any], MODEL_BODY)
+        if "parent" in fields:
+            served, adapter = await load_adapter(service, request, decoded(body, NewAdapter, ADAPTER_BODY))
+            return HttpResponse.json(card_of(service, served, adapter.name))
+        settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
+        source = decoded(body, LoadRequest, MODEL_BODY).source(settings, service.config.loading)
         if request.models is not None and request.models.isdisjoint(source.names):
             raise PermissionDeniedError(f"The API key may not use a model `{source.name}`.")
         try:

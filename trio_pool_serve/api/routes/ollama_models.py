@@ -10,12 +10,11 @@ import trio
 
 import trio_pool_serve
 from trio_pool_serve.api.dialects.ollama import MODEL_SUFFIXES
-from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed, no_generation
 from trio_pool_serve.api.routes.models import names_among
-from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
+from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError, require_request
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ServedModel
@@ -40,20 +39,6 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def _details(served: ServedModel, folder: AnyModelFolder) -> dict[str, object]:
-    family, dtype = folder.model_type, served.facts.computed_by.dtype
-    known = {"context_length": folder.max_model_len, "embedding_length": served.dimensions}
-    return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": dtype,
-        **{name: value for name, value in known.items() if value},
-    }
-
-
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
@@ -62,13 +47,22 @@ def _entry(served: ServedModel, name: str, folder: AnyModelFolder) -> dict[str, 
     """Return what all routes say of a model. Its size is that in memory, which is known without reading files."""
     source = f"{served.source.shown_location} {served.facts.computed_by.fingerprint}"
     memory = served.engine.devices.memory
+    lengths = {"context_length": folder.max_model_len, "embedding_length": served.dimensions}
     return {
         "name": tagged(name),
         "model": tagged(name),
         "modified_at": _time(served.created),
         "size": memory.resident_bytes + memory.device_bytes,
         "digest": sha256(source.encode()).hexdigest(),
-        "details": _details(served, folder),
+        "details": {
+            "parent_model": "",
+            "format": "safetensors",
+            "family": folder.model_type,
+            "families": [folder.model_type],
+            "parameter_size": "",
+            "quantization_level": served.facts.computed_by.dtype,
+            **{key: length for key, length in lengths.items() if length},
+        },
         "capabilities": ["embedding"] if "embed" in folder.spec.tasks else [],
     }
 
@@ -109,8 +103,7 @@ def ollama_routes(service: Service) -> Routes:
 
     async def show(request: HttpRequest) -> HttpResponse:
         """Describe a model. Raises ``InvalidRequestError`` and ``NotFoundError``. Cancellation: at once."""
-        name, _ = await asked(request)
-        served, name, folder = find(request, name)
+        served, name, folder = find(request, await asked(request))
         family = folder.model_type
         info = {
             "general.architecture": family,
@@ -131,9 +124,9 @@ def ollama_routes(service: Service) -> Routes:
 
     async def pull(request: HttpRequest) -> HttpResponse:
         """Respond that a served model is there. Raises ``InvalidRequestError`` for others. Cancellation: at once."""
-        name, body = await asked(request)
+        body = await asked(request)
         try:
-            find(request, name)
+            find(request, body)
         except NotFoundError as error:
             raise InvalidRequestError(f"This server downloads no models. {error}", param="model") from error
         done = {"status": "success"}
@@ -144,14 +137,12 @@ def ollama_routes(service: Service) -> Routes:
     async def refuse(request: HttpRequest) -> NoReturn:
         raise InvalidRequestError(no_generation(request.path))
 
-    async def asked(request: HttpRequest) -> tuple[str, ModelRequest]:
-        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        asked_for = decode_json(body, ModelRequest)
-        if not (name := asked_for.model or asked_for.name):
-            raise InvalidRequestError.at("model", "is required")
-        return name, asked_for
+    async def asked(request: HttpRequest) -> ModelRequest:
+        return await request.json(ModelRequest, MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
 
-    def find(request: HttpRequest, name: str) -> tuple[ServedModel, str, AnyModelFolder]:
+    def find(request: HttpRequest, body: ModelRequest) -> tuple[ServedModel, str, AnyModelFolder]:
+        name = body.model or body.name or ""
+        require_request(bool(name), "is required", at="model")
         service.models.require_started()
         plain, _ = service.models.without_suffix(name, MODEL_SUFFIXES, among=request.models)
         served = service.models.find(plain, among=request.models)

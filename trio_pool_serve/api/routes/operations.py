@@ -7,7 +7,6 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import trio_pool_serve
-from trio_pool_serve.api.http.json_body import decode_json
 from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed
@@ -131,8 +130,8 @@ def host_routes(service: Service, hosts: HostPlaces) -> Routes:
     async def change(apply: Callable[[str], object], request: HttpRequest) -> HttpResponse:
         if not service.api_keys.are_needed:
             raise PermissionDeniedError("Only a server with API keys (--api-key) lets clients change its hosts.")
-        body = await request.body.take_small(MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
-        apply(decode_json(body, HostRequest).host)
+        body = await request.json(HostRequest, MAX_BODY_BYTES, service.config.time_limits.client_timeout_s)
+        apply(body.host)
         return await list_hosts(request)
 
     return {

@@ -37,7 +37,6 @@ from trio_pool_serve.api.fields.field_values import (
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import (
-    InvalidRequestError,
     MissingFieldError,
     TaskNotSupportedError,
     listed,
@@ -163,8 +162,7 @@ async def respond_root(call: Call[RootRequest, Any]) -> HttpResponse:
                 top_k=call.wire.options.top_k,
                 in_list=True,  # the hub's clients take the first item of a list here, even for a single text
             )
-    if "score" in able:
-        raise InvalidRequestError("This model ranks texts: send `query` and `texts`.", param="texts")
+    require_request("score" not in able, "This model ranks texts: send `query` and `texts`.", param="texts")
     raise TaskNotSupportedError(
         f"This route cannot use the model `{call.model.name}`, which supports {listed(sorted(able), 'and')}."
     )

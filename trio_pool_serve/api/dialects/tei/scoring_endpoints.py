@@ -7,11 +7,17 @@ from attrs import frozen
 
 from trio_pool_serve.api.dialects.tei.pooling_endpoints import TEXTS, TextOptions, respond_timed
 from trio_pool_serve.api.fields.encodings import number_items, row_json
-from trio_pool_serve.api.fields.field_values import TopN, WireRequest, require_few, require_least, require_some
+from trio_pool_serve.api.fields.field_values import (
+    TopN,
+    WireRequest,
+    require_few,
+    require_given,
+    require_least,
+    require_some,
+)
 from trio_pool_serve.api.fields.ranking import ranked
 from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import EmptyInputError
 from trio_pool_serve.prompts import text_of
 from trio_pool_serve.tasks.score import ScoreJob, score
 
@@ -55,8 +61,7 @@ class SimilarityRequest(WireRequest):
 
     def job(self, max_inputs: int) -> ScoreJob:
         """Return the job of the request. Raises ``InvalidRequestError``."""
-        if not self.inputs.sentences:
-            raise EmptyInputError.at("inputs.sentences", "is empty.")
+        require_given(self.inputs.sentences, at="inputs.sentences")
         require_few(len(self.inputs.sentences), max_inputs, param="inputs")
         return ScoreJob(
             queries=[self.inputs.source_sentence],

@@ -17,6 +17,7 @@ from trio_pool_serve.api.fields.field_values import (
     TokenPoolingFactor,
     refuse_given,
     refused,
+    require_given,
     the_same,
     wants_logits,
 )
@@ -25,7 +26,6 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.routes.models import TASK_PREFERENCE
 from trio_pool_serve.errors import (
-    EmptyInputError,
     InvalidRequestError,
     JobField,
     TaskNotSupportedError,
@@ -139,8 +139,7 @@ class PoolingRequest(EmbeddingsRequest):
         if self.tasks is None:
             return () if self.task is None else (self.task,)
         require_request(self.task is None, "Send `task` or `tasks`, not both.", param="tasks")
-        if not self.tasks:
-            raise EmptyInputError.at("tasks", "is empty.")
+        require_given(self.tasks, at="tasks")
         tasks = tuple(dict.fromkeys(self.tasks))
         require_request(
             len(tasks) == 1 or self.encoding.format not in ("bytes", "bytes_only"),

@@ -87,8 +87,7 @@ class ScoreOptions(RequestOptions):
             not others, f"can set only `instruction` here, not {', '.join(others)}.", at="chat_template_kwargs"
         )
         instruction = self.instruction if kwargs.get("instruction") is None else kwargs["instruction"]
-        if not isinstance(instruction, str | None):
-            raise InvalidRequestError.at("chat_template_kwargs.instruction", "must be a string.")
+        require_request(isinstance(instruction, str | None), "must be a string.", at="chat_template_kwargs.instruction")
         return instruction
 
 
