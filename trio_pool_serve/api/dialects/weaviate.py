@@ -62,9 +62,8 @@ async def respond_vectors(call: Call[VectorsRequest, PoolJob]) -> HttpResponse:
     task = (call.wire.config or VectorConfig()).task_type
     pooled = await pool(call.model, with_input_type(call.job, task, call.model, param="config"), call.context)
     ((vector,),) = pooled.rows
-    encoded = VectorEncoding().json(vector)
     dim: int = vector.shape[-1]  # type: ignore[union-attr]
-    return HttpResponse.json(VectorsResponse(text=call.wire.text, vector=encoded, dim=dim))
+    return HttpResponse.json(VectorsResponse(text=call.wire.text, vector=VectorEncoding().json(vector), dim=dim))
 
 
 @frozen(kw_only=True)

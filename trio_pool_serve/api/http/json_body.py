@@ -270,9 +270,8 @@ class Payloads:
 
     def prompts(self) -> list[EmbedsPrompt]:
         """Return a prompt for each."""
-        if len(self.items) == 1:
-            return [EmbedsPrompt(self.items[0])]
-        return [EmbedsPrompt(item, f"{FIELD}[{index}]") for index, item in enumerate(self.items)]
+        are_several = len(self.items) > 1
+        return [EmbedsPrompt(item, f"{FIELD}[{at}]" if are_several else "") for at, item in enumerate(self.items)]
 
 
 PromptEmbeds: TypeAlias = Annotated[

@@ -17,7 +17,12 @@ from trio_pool_serve.api.http.endpoint import DialectEndpoint
 from trio_pool_serve.api.http.json_body import decode_json, wrong_value
 from trio_pool_serve.api.http.request_body import BodyPieces, RequestBody
 from trio_pool_serve.api.http.response import HttpResponse
-from trio_pool_serve.errors import InvalidRequestError, UnsupportedMediaTypeError, require_request
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnsupportedMediaTypeError,
+    require_request,
+)
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
@@ -114,6 +119,11 @@ class HttpRequest:
             self.body.lower_limit(self.key.max_body_bytes)
         if usage.tokens.per_minute:
             self.timings.on_tokens = usage.take_tokens
+
+    def require_name(self, name: str, *aliases: str) -> None:
+        """Raise ``PermissionDeniedError`` if the request's key may use none of the names of a model to be loaded."""
+        if self.models is not None and self.models.isdisjoint((name, *aliases)):
+            raise PermissionDeniedError(f"The API key may not use a model `{name}`.")
 
     def set_deadline(self, server_limit_s: float) -> float:
         """Set the deadline, and return how many seconds the request has in all.

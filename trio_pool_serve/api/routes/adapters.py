@@ -16,7 +16,6 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     ModelLoadError,
     NotFoundError,
-    PermissionDeniedError,
     require_request,
 )
 from trio_pool_serve.service import Service
@@ -113,8 +112,7 @@ async def load_adapter(
     require_request(
         are_accepted(new.model, new.name) and new.name != ANY_NAME, f"{ACCEPTED_NAMES} `*` is no name.", param="name"
     )
-    if request.models is not None and new.name not in request.models:
-        raise PermissionDeniedError(f"The API key may not use a model `{new.name}`.")
+    request.require_name(new.name)
     adapter = ServedAdapter(new.name, new.model)
     try:
         served = await add_adapter(service.models, new.parent, adapter, replaces=replaces, among=request.models)

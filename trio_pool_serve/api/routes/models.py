@@ -28,7 +28,6 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     ModelLoadError,
     NotFoundError,
-    PermissionDeniedError,
     require_request,
 )
 from trio_pool_serve.models.files.chat_template import JINJA
@@ -287,8 +286,7 @@ def model_change_routes(service: Service) -> Routes:
             return HttpResponse.json(card_of(service, served, adapter.name))
         settings = {key.replace("-", "_"): value for key, value in fields.items() if key not in NAMES}
         source = decoded(body, LoadRequest, MODEL_BODY).source(settings, service.config.loading)
-        if request.models is not None and request.models.isdisjoint(source.names):
-            raise PermissionDeniedError(f"The API key may not use a model `{source.name}`.")
+        request.require_name(*source.names)
         try:
             served = await service.models.add(source)
         except ModelLoadError as error:

@@ -80,8 +80,11 @@ def ollama_routes(service: Service) -> Routes:
 
     def models(request: HttpRequest) -> list[tuple[ServedModel, str, AnyModelFolder]]:
         service.models.require_started()
-        named = names_among(service, request.models)
-        return [(served, name, served.folder) for served, name in named if served.folder is not None]
+        return [
+            (served, name, served.folder)
+            for served, name in names_among(service, request.models)
+            if served.folder is not None
+        ]
 
     async def tags(request: HttpRequest) -> HttpResponse:
         return HttpResponse.json({"models": [_entry(*model) for model in models(request)]})

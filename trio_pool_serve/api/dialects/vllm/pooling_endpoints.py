@@ -128,10 +128,9 @@ class PoolingRequest(EmbeddingsRequest):
         """Return the job with ``use_activation`` applied to the values of its tasks. Raises ``InvalidRequestError``."""
         if "sparse_embed" not in job.tasks:
             refuse_given(self, ("max_active_dims",), "is for sparse_embed")
-        has_labels = not LABEL_TASKS.isdisjoint(job.tasks)
         if VECTOR_TASKS.isdisjoint(job.tasks):
             refuse_given(self, ("normalize", "dimensions"), "has no meaning for these tasks")
-        if has_labels:
+        if not LABEL_TASKS.isdisjoint(job.tasks):
             return evolve(job, activation="raw" if wants_logits(self) else "probabilities")
         return evolve(job, normalize=the_same(self, "normalize", "use_activation", "activation"))
 
@@ -186,9 +185,8 @@ def _refuse_unencodable(call: Call[PoolingRequest, PoolJob], job: PoolJob, task:
             param = "embed_dtype" if encoding.format == "float" else "encoding_format"
             raise InvalidRequestError(f"Leave out `{param}`: sparse_embed returns JSON numbers.", param=param)
         return
-    dimensions = job.dimensions or call.model.dimensions
-    if task in LABEL_TASKS:
-        dimensions = len(call.model.folder.spec.labels)
+    labels = call.model.folder.spec.labels
+    dimensions = len(labels) if task in LABEL_TASKS else job.dimensions or call.model.dimensions
     encoding.refuse_unencodable(rows=len(job.prompts), dimensions=dimensions)
 
 
