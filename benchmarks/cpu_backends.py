@@ -27,6 +27,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.torch_loading import load_unfitted
+from trio_pool_serve.runner.comparison import probe_rows
 from trio_pool_serve.runner.heads.classification import (
     ClassificationHead,
     TokenClassificationHead,
@@ -41,7 +42,6 @@ from trio_pool_serve.runner.openvino.converted_model import COMPARED, UnusableGr
 from trio_pool_serve.runner.openvino.openvino_runner import OpenVinoRunner
 from trio_pool_serve.runner.openvino.preparation import Preparation, agreement, all_batches
 from trio_pool_serve.runner.openvino.programs import CompileParams
-from trio_pool_serve.runner.probe import probe_rows
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import (

@@ -12,7 +12,7 @@ from tests.lanes import sampled
 from tests.models.model_families import FAMILIES, TEXTS, UNMASKED, ServedModel, edit_weights, write_family
 from tests.runner.test_varlen import PACKED, serve_packed
 from trio_pool_serve.engine.planned_window import PlannedWindow
-from trio_pool_serve.runner import probe
+from trio_pool_serve.runner import comparison
 from trio_pool_serve.runner.batch_rows import ONE_LENGTH
 from trio_pool_serve.types import Batch, Vectors
 
@@ -85,7 +85,7 @@ def test_rounding_beyond_the_bound_is_not_taken_for_unmasked_padding(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, rounds_only: bool
 ):
     """As in models of many layers."""
-    monkeypatch.setattr(probe, "ROUNDING", dict.fromkeys(probe.ROUNDING, -1.0))
+    monkeypatch.setattr(comparison, "ROUNDING", dict.fromkeys(comparison.ROUNDING, -1.0))
     described = str(ServedModel(write_family(tmp_path / name, name)).runner.facts)
     assert (ONE_LENGTH not in described) == rounds_only
 

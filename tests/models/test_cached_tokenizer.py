@@ -46,7 +46,7 @@ from trio_pool_serve.models.loading.conversion_process import load_to_convert
 from trio_pool_serve.models.loading.converter import ConversionJob
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, chat_pair
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer
 from trio_pool_serve.storage.model_cache import ModelCache

@@ -10,7 +10,7 @@ from tests.model_folders import write_json, write_scripted_folder
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files import folder_files
-from trio_pool_serve.models.files.chat_template import given_chat_template
+from trio_pool_serve.models.files.chat_settings import given_chat_template
 from trio_pool_serve.models.folder import read_model_folder
 
 pytestmark = pytest.mark.unit

@@ -30,7 +30,7 @@ from tests.models.vision_families import (
 )
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, MediaError, ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
-from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.types import Embed, ImageFeatures, TokenEmbed
 
 FOLDERS = by_name(clip, clip_of_today, siglip2_of_one_size, siglip2_naflex, qwen2_vl, colqwen2, colpali)

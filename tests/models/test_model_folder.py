@@ -45,7 +45,7 @@ from trio_pool_serve.models.late_interaction import QueryExpansion
 from trio_pool_serve.models.process_reward import ProcessReward
 from trio_pool_serve.models.sparse import Sparse
 from trio_pool_serve.models.vision_language import ImagePatches
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 
 pytestmark = pytest.mark.unit

@@ -32,7 +32,7 @@ from tests.models.model_families import (
     write_modules,
 )
 from trio_pool_serve.prompts import RenderingParams
-from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.types import RenderedPrompt, Vectors
 
 SENTENCES = (

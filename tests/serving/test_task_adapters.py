@@ -21,7 +21,7 @@ from tests.models.model_families import JINA_V5_TASKS, TEXTS, ServedModel, edit_
 from trio_pool_serve.checking.model_report import weights_of
 from trio_pool_serve.config import Config, ModelConfig, ProcessesConfig
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.adapter_folder import ADAPTER
+from trio_pool_serve.models.files.joined_folder import ADAPTER
 from trio_pool_serve.models.files.task_adapters import PROMPTS, of_task, read_task_adapters
 from trio_pool_serve.models.folder import open_model_folder, read_model_folder
 from trio_pool_serve.service import Service

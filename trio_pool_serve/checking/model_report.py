@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
-from trio_pool_serve.models.files.adapter_folder import adapter_in
+from trio_pool_serve.models.files.joined_folder import adapter_in
 from trio_pool_serve.models.model_kind import AnyModelFolder, Scoring, Similarity
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask

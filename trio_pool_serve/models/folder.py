@@ -11,8 +11,7 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import CONFIG as ADAPTER_CONFIG
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
-from trio_pool_serve.models.files.adapter_folder import adapter_in, join_folders
-from trio_pool_serve.models.files.chat_template import (
+from trio_pool_serve.models.files.chat_settings import (
     given_chat_template,
     names_both_texts,
     read_chat_template,
@@ -20,6 +19,7 @@ from trio_pool_serve.models.files.chat_template import (
 )
 from trio_pool_serve.models.files.exported_files import has_torch_weights
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files
+from trio_pool_serve.models.files.joined_folder import adapter_in, join_folders
 from trio_pool_serve.models.files.model_digest import file_states
 from trio_pool_serve.models.files.native_configs import (
     end_token_of,

@@ -11,8 +11,8 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
-from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
+from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import PoolingTask, SparseEmbed, SparseLookup

@@ -9,6 +9,7 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.runner.comparison import TOLERANCES, difference, probe_rows, states_of
 from trio_pool_serve.runner.cuda.graphs import (
     CudaGraphBackend,
     GraphedBackbone,
@@ -19,7 +20,6 @@ from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_bac
 from trio_pool_serve.runner.cuda.varlen import FLASH, CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
-from trio_pool_serve.runner.probe import TOLERANCES, difference, probe_rows, states_of
 from trio_pool_serve.runner.row_states import RowStates
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 from trio_pool_serve.telemetry.start_display import report_items

@@ -13,12 +13,12 @@ from attrs import Factory, evolve, frozen
 from trio_pool_serve.errors import NotFiniteError, RunnerDeadError
 from trio_pool_serve.runner.applied_adapters import Adapters
 from trio_pool_serve.runner.batch_rows import ONE_LENGTH, of_one_length, short_row
+from trio_pool_serve.runner.comparison import accepts_embeds, masks_padding, states_of
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory, fit_budget
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass, HeadRows
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.padded_or_packed import Capture, Computation
-from trio_pool_serve.runner.probe import accepts_embeds, masks_padding, states_of
 from trio_pool_serve.runner.shared_cores import granted_threads
 from trio_pool_serve.runner.torch_device import release_caches, use_device
 from trio_pool_serve.types import (

@@ -29,9 +29,9 @@ from trio_pool_serve.prompts import (
     TextPrompt,
 )
 from trio_pool_serve.rendering.chat import template_sandbox
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import MAX_TEMPLATE_CHARACTERS
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.threads.offload import Offload
 

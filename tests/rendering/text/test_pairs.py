@@ -16,7 +16,7 @@ from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.generative_reranker import RerankerTemplate
 from trio_pool_serve.models.loading.tokenizer_loading import load_tokenizer
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, ChatPair
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, ChatPair
 from trio_pool_serve.rendering.renderer import Renderer
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.slow_tokenizer import SlowTokenizer

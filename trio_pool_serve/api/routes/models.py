@@ -30,7 +30,7 @@ from trio_pool_serve.errors import (
     NotFoundError,
     require_request,
 )
-from trio_pool_serve.models.files.chat_template import JINJA
+from trio_pool_serve.models.files.chat_settings import JINJA
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelSpec
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.adapter_changes import remove_adapter

@@ -13,12 +13,12 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.embedding import STATES, assumption_of, require_plain_states
-from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.chat_settings import read_chat_format
 from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.pooled_modules import SCORES, names_of, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, chat_pair
 from trio_pool_serve.types import Activation, PoolingTask
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
+from trio_pool_serve.rendering.media.image_format import Arrays, FolderProcessor
 from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds

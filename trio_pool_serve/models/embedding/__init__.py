@@ -13,11 +13,11 @@ from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig, Pooling
 from trio_pool_serve.errors import ModelLoadError, require
-from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.chat_settings import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles
 from trio_pool_serve.models.files.pooled_modules import LAYERS, ignores_layers, read_pooled_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, Similarity, pooling_modes
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
 from trio_pool_serve.types import PoolingTask
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.adapter_files import CONFIG
-from trio_pool_serve.models.files.adapter_folder import ADAPTER
+from trio_pool_serve.models.files.joined_folder import ADAPTER
 
 T = TypeVar("T")
 

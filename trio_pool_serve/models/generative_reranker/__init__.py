@@ -15,13 +15,13 @@ from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.classification import score_activation
 from trio_pool_serve.models.embedding import GENERATORS
-from trio_pool_serve.models.files.chat_template import names_both_texts, read_chat_format, read_chat_template
+from trio_pool_serve.models.files.chat_settings import names_both_texts, read_chat_format, read_chat_template
 from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id, read_text
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, chat_pair, shortened_pair
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, chat_pair, shortened_pair
 from trio_pool_serve.rendering.text.formats import PairFormat
-from trio_pool_serve.rendering.text.length_limit import encode_input
+from trio_pool_serve.rendering.text.long_text import encode_input
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 

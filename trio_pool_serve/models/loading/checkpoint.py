@@ -20,8 +20,8 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
-from trio_pool_serve.models.files.adapter_folder import adapter_in
 from trio_pool_serve.models.files.folder_files import read_json
+from trio_pool_serve.models.files.joined_folder import adapter_in
 from trio_pool_serve.models.files.quantized_files import Quantization
 from trio_pool_serve.models.files.safetensors_files import unreadable
 from trio_pool_serve.models.loading.adapter_merging import merge_adapter

@@ -9,7 +9,7 @@ from trio_pool_serve.models.files.folder_files import read_json
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplates
 from trio_pool_serve.rendering.chat.conversations import Conversations
-from trio_pool_serve.rendering.media.image_processor import FolderProcessor, ImageFormat, ImageTokens
+from trio_pool_serve.rendering.media.image_format import FolderProcessor, ImageFormat, ImageTokens
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import MemoryBudget
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat

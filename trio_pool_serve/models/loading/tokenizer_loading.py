@@ -18,7 +18,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from trio_pool_serve.errors import ModelLoadError, StorageError, install_extra
-from trio_pool_serve.models.files.chat_template import processor_template
+from trio_pool_serve.models.files.chat_settings import processor_template
 from trio_pool_serve.models.files.folder_files import read_json, read_text
 from trio_pool_serve.models.files.model_digest import SMALL_FILES, model_entry
 from trio_pool_serve.models.loading.architectures import import_transformers, require_supported_type

@@ -22,9 +22,9 @@ from trio_pool_serve.models.model_kind import ModelFolder, ModelKind
 from trio_pool_serve.models.token_pooling import TokenPooling, read_token_pooling
 from trio_pool_serve.models.vision_language import ImagePatches, grid_processor, read_patches, reject_placeholders
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.media.image_processor import FolderProcessor
+from trio_pool_serve.rendering.media.image_format import FolderProcessor
 from trio_pool_serve.rendering.text.formats import TextFormat
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.long_text import too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

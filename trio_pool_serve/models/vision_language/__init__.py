@@ -23,12 +23,12 @@ from trio_pool_serve.models.embedding import (
     similarity_of,
     why_not_scored,
 )
-from trio_pool_serve.models.files.chat_template import read_chat_format
+from trio_pool_serve.models.files.chat_settings import read_chat_format
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.loading.renderer_loading import probe_image_processor, read_image_processor
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind
-from trio_pool_serve.rendering.media.image_processor import Arrays, FolderProcessor
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.media.image_format import Arrays, FolderProcessor
+from trio_pool_serve.rendering.text.long_text import too_long
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 DEFAULT_PATCH_SIZE = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}

@@ -28,13 +28,13 @@ from trio_pool_serve.prompts import (
     TextPart,
     TextPrompt,
 )
+from trio_pool_serve.rendering.chat.chat_pair import expects_content_parts
 from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemplates
-from trio_pool_serve.rendering.chat.pair_templates import expects_content_parts
-from trio_pool_serve.rendering.media.image_processor import ImageFormat
+from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import Reservation
 from trio_pool_serve.rendering.text.formats import shorten
-from trio_pool_serve.rendering.text.length_limit import too_long
+from trio_pool_serve.rendering.text.long_text import too_long
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt

@@ -11,7 +11,7 @@ from trio_pool_serve.prompts import ImagePart
 from trio_pool_serve.rendering.media.cache import MediaCache
 from trio_pool_serve.rendering.media.encoded_image import read_data_url, read_file_url
 from trio_pool_serve.rendering.media.fetching import ImageFetcher
-from trio_pool_serve.rendering.media.image_processor import FolderProcessor
+from trio_pool_serve.rendering.media.image_format import FolderProcessor
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Client, ImageFeatures

@@ -1,7 +1,7 @@
 """How a kind of model renders a text, and two texts together.
 
 Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [SEP]``; language models use a template
-(``rendering/chat/pair_templates.py``). ``ModelKind.pair_format`` chooses the format of a kind.
+(``rendering/chat/chat_pair.py``). ``ModelKind.pair_format`` chooses the format of a kind.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, TruncationSide
 from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
-from trio_pool_serve.rendering.text.length_limit import available_tokens, too_long
+from trio_pool_serve.rendering.text.long_text import available_tokens, too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

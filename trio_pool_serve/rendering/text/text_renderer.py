@@ -15,7 +15,7 @@ from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, Render
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt
 from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat, shorten
-from trio_pool_serve.rendering.text.length_limit import encode_input, too_long
+from trio_pool_serve.rendering.text.long_text import encode_input, too_long
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

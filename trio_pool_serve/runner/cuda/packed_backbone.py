@@ -18,11 +18,11 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from trio_pool_serve.runner.comparison import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
 from trio_pool_serve.runner.loaded_model import Backbone
-from trio_pool_serve.runner.probe import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.row_states import RowStates, concatenate
 from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import RenderedPrompt

@@ -10,7 +10,7 @@ from jinja2.meta import find_undeclared_variables
 
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json, read_text
-from trio_pool_serve.rendering.chat.pair_templates import ChatFormat, expects_content_parts
+from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, expects_content_parts
 from trio_pool_serve.rendering.chat.template_sandbox import SANDBOX
 
 JINJA = re.compile(r"\{[{%#]")
