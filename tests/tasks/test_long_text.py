@@ -16,7 +16,7 @@ from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import TextPrompt
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
-from trio_pool_serve.rendering.text.text_renderer import MAX_WINDOWS
+from trio_pool_serve.rendering.text.long_text import MAX_WINDOWS
 from trio_pool_serve.service import Service
 from trio_pool_serve.tasks.pool import PoolJob, pool
 from trio_pool_serve.tasks.request_context import RequestContext

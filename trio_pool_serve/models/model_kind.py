@@ -13,7 +13,8 @@ from trio_pool_serve.models.token_pooling import TokenPooling
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
 from trio_pool_serve.rendering.media.image_format import ImageFormat
-from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat
+from trio_pool_serve.rendering.text.pair_format import PairFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import PoolingTask, SparseEmbed, SparseLookup
 

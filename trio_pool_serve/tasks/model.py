@@ -17,6 +17,9 @@ from trio_pool_serve.models.files.task_adapters import SIDES, of_task
 from trio_pool_serve.models.model_kind import ModelFolder, ModelSpec
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.renderer import Renderer
+from trio_pool_serve.rendering.text.long_text import truncation_of
+from trio_pool_serve.tasks.input_params import InputParams
+from trio_pool_serve.tasks.instruction import instruction_of
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Adapter, ComputedBy, PoolingRequest, PoolingTask
 
@@ -69,6 +72,24 @@ class Model:
             await self.results.submit_all(self.engine, requests, rows_done, timings)
         else:
             await self.engine.submit_all(requests, rows_done)
+
+    def rendering_params(self, input_params: InputParams) -> RenderingParams:
+        """Return the renderer's params for a request's. Raises ``InvalidRequestError``."""
+        limit = self.renderer.max_model_len
+        return RenderingParams(
+            truncate_to=truncation_of(
+                input_params.truncate_to,
+                self.long_text,
+                limit,
+                dialect_truncates=input_params.dialect_truncates,
+                refuses_longer=input_params.refuses_longer,
+            ),
+            truncation_side=input_params.truncation_side or self.renderer.texts.tokenizers.first.truncation_side,
+            add_special_tokens=input_params.add_special_tokens,
+            instruction=instruction_of(self.folder, input_params, limit),
+            input_type=input_params.effective_input_type,
+            task=input_params.task or input_params.prompt_name,
+        )
 
     def adapter_of(self, rendering: RenderingParams) -> Adapter | None:
         """Return the adapter of rows that are rendered that way: the request's own, or that of their task.

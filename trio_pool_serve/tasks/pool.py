@@ -9,8 +9,9 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError, JobField, listed
 from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
+from trio_pool_serve.rendering.text.long_text import is_divided
 from trio_pool_serve.tasks.fan_out import ComputedRow, Reserve, RowToCompute, compute_rows
-from trio_pool_serve.tasks.input_params import InputParams, rendering_params
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
 from trio_pool_serve.types import (
@@ -205,9 +206,9 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     for task in tasks:
         model.require(task.needs)
     params = tuple(task.params(model, job) for task in tasks)
-    rendering = rendering_params(model, job.input_params)
+    rendering = model.rendering_params(job.input_params)
     is_text = job.tasks == ("embed",) and job.document is None
-    in_windows = model.long_text == "chunk" and is_text and rendering.truncate_to is None
+    in_windows = is_text and is_divided(model.long_text, rendering.truncate_to)
     return [RowToCompute(prompt, rendering, params, in_windows) for prompt in job.prompts]
 
 

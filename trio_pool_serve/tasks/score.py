@@ -13,7 +13,7 @@ from trio_pool_serve.models.model_kind import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.runner.openvino.heads import max_sim
 from trio_pool_serve.tasks.fan_out import ComputedRow, RowToCompute, compute_rows
-from trio_pool_serve.tasks.input_params import InputParams, rendering_params
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.pool import BYTES_PER_NUMBER, pooled_tokens, with_few_numbers
 from trio_pool_serve.tasks.request_context import RequestContext
@@ -102,7 +102,7 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
 
 async def _score_pairs(model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest) -> Scores:
     """Compute each query and document as one row, for cross-encoders and generative rerankers."""
-    rendering = rendering_params(model, job.input_params)
+    rendering = model.rendering_params(job.input_params)
     if any(map(has_images, (*job.queries, *job.documents))):
         raise InvalidRequestError("This model scores pairs of texts; it accepts no images.", field="prompts")
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
@@ -206,7 +206,7 @@ def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> Ren
     """Return the rendering params of one side's texts."""
     # A client's instruction describes the search: it is not put in front of documents.
     instruction = None if input_type == "document" else job.input_params.instruction
-    rendering = rendering_params(model, evolve(job.input_params, input_type=input_type, instruction=instruction))
+    rendering = model.rendering_params(evolve(job.input_params, input_type=input_type, instruction=instruction))
     max_text_tokens = job.max_query_tokens if input_type == "query" else job.max_document_tokens
     return evolve(rendering, max_text_tokens=max_text_tokens)
 

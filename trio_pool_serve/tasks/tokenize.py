@@ -9,7 +9,7 @@ from attrs import frozen
 from trio_pool_serve.errors import InvalidRequestError
 from trio_pool_serve.prompts import ChatPrompt, InputType, TextPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
-from trio_pool_serve.tasks.input_params import InputParams, rendering_params
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.tasks.request_context import RequestContext
 
@@ -69,7 +69,7 @@ async def computed_tokens(
     Raises as ``tokenize``. Cancellation: as there.
     """
     _refuse(model, len(text), context)
-    params = rendering_params(model, InputParams(truncate_to=-1, input_type=input_type))
+    params = model.rendering_params(InputParams(truncate_to=-1, input_type=input_type))
     rendered = await model.renderer.render(TextPrompt(text), params, context.client)
     ids = rendered.token_ids.tolist()
     kept = [True] * len(ids) if rendered.kept is None else rendered.kept.tolist()

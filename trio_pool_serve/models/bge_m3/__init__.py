@@ -12,7 +12,7 @@ from trio_pool_serve.models.embedding import Embedding, modules_after_transforme
 from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_json
 from trio_pool_serve.models.model_kind import ModelKind
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 SPARSE_LAYER = "sparse_linear.pt"

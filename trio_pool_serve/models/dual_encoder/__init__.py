@@ -20,7 +20,7 @@ from trio_pool_serve.models.loading.renderer_loading import probe_image_processo
 from trio_pool_serve.models.model_kind import AnyModelFolder, ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_format import Arrays, FolderProcessor
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

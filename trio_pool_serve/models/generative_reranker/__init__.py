@@ -20,8 +20,8 @@ from trio_pool_serve.models.files.folder_files import FolderFiles, find_token_id
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.chat.chat_pair import ChatFormat, chat_pair, shortened_pair
-from trio_pool_serve.rendering.text.formats import PairFormat
 from trio_pool_serve.rendering.text.long_text import encode_input
+from trio_pool_serve.rendering.text.pair_format import PairFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt
 

@@ -19,7 +19,7 @@ from trio_pool_serve.models.late_interaction.kept_tokens import KeptTokens, Scor
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.token_pooling import read_token_pooling
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

@@ -23,8 +23,8 @@ from trio_pool_serve.models.token_pooling import TokenPooling, read_token_poolin
 from trio_pool_serve.models.vision_language import ImagePatches, grid_processor, read_patches, reject_placeholders
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.rendering.media.image_format import FolderProcessor
-from trio_pool_serve.rendering.text.formats import TextFormat
 from trio_pool_serve.rendering.text.long_text import too_long
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 

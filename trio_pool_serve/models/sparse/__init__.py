@@ -18,7 +18,7 @@ from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles,
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec, pooling_modes
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import SparseEmbed, SparseLookup
 

@@ -21,7 +21,7 @@ from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.prompts import InputType
-from trio_pool_serve.rendering.text.formats import TextFormat
+from trio_pool_serve.rendering.text.text_format import TextFormat
 
 MAX_TOKENS = 2**17
 """Maximum tokens of an input unless tokenizer.json or ``--max-model-len`` sets another: the models have no maximum,

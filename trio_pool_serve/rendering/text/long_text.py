@@ -1,12 +1,50 @@
-"""The length limit of an input: an input that is longer is truncated where the request allows it, else refused.
+"""Long texts: an input above the length limit is refused, truncated, or divided into windows.
 
-Whether a request allows it is decided by ``rendering_params`` in ``tasks/input_params.py``.
+The request decides; if it does not, ``--long-text`` does, and by default its dialect.
 """
 
+from itertools import takewhile
+
+from trio_pool_serve.config.model_config import LongText
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, all_ids
+from trio_pool_serve.types import TokenIds
+
+MAX_WINDOWS = 512
+"""Maximum windows of a text. Each is a row in the queue, and their vectors are combined on the event loop."""
+
+
+def truncation_of(
+    truncate_to: int | None, long_text: LongText | None, limit: int, *, dialect_truncates: bool, refuses_longer: bool
+) -> int | None:
+    """Return the tokens to which longer inputs of a request are truncated; ``None`` if they are refused or divided.
+
+    ``truncate_to`` is the request's; −1 is the ``limit``. Without it, ``refuses_longer`` refuses them, else
+    ``long_text`` decides, by default as the dialect does. Raises ``InvalidRequestError``.
+    """
+    if truncate_to is None:
+        truncates = long_text == "truncate" or (dialect_truncates and long_text != "refuse")
+        return limit if truncates and not refuses_longer else None
+    if truncate_to > limit:
+        # Clients know the error by the words of vLLM's sentences.
+        raise InvalidRequestError(
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}: that is greater than max_model_len. "
+            "Please request a smaller truncation size.",
+            field="truncate_to",
+        )
+    if truncate_to != -1 and truncate_to < 1:
+        raise InvalidRequestError(
+            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}.",
+            field="truncate_to",
+        )
+    return limit if truncate_to == -1 else truncate_to
+
+
+def is_divided(long_text: LongText | None, truncate_to: int | None) -> bool:
+    """Return whether a longer text to embed is divided into windows, each of which is computed by itself."""
+    return long_text == "chunk" and truncate_to is None
 
 
 def encode_input(
@@ -56,3 +94,43 @@ def too_long(length: str, limit: int) -> ContextLengthError:
         "Please reduce the length of the input, or truncate it (`{truncate_to}`).",
         field="prompts",
     )
+
+
+def windows_of(
+    tokenizer: Tokenizer, instruction: str, text: str, max_model_len: int, *, adds_special_tokens: bool
+) -> list[TokenIds]:
+    """Return the windows of a text that is too long, each after the instruction and with its special tokens.
+
+    Raises ``InvalidRequestError``, and ``ContextLengthError`` for more than ``MAX_WINDOWS``.
+    """
+    special = tokenizer.special_tokens if adds_special_tokens else 0
+    read = encode_excerpt(tokenizer, instruction + text, MAX_WINDOWS * max_model_len, "right")
+    prefix, rest = _split_instruction(tokenizer, instruction, text, read.encoded)
+    size = max_model_len - special - len(prefix)
+    if size <= 0:
+        raise InvalidRequestError(
+            "{instruction} fills the maximum length: no token of the text is left.",
+            field="instruction",
+        )
+    windows = tokenizer.finish_windows(rest, size, prefix=prefix, add_special_tokens=adds_special_tokens)
+    if len(windows) > MAX_WINDOWS or not read.is_whole:
+        raise ContextLengthError(
+            f"An input is longer than the limit of {MAX_WINDOWS} windows of {size} tokens.",
+            field="prompts",
+        )
+    return windows
+
+
+def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: Encoded) -> tuple[Encoded, Encoded]:
+    """Return the tokens of an instruction and of the text after it, as in ``both``, tokenised together.
+
+    Many tokenizers make a blank at the instruction's end part of the next word. If more than blanks would become part
+    of that word, the two are tokenised separately.
+    """
+    alone = tokenizer.encode(instruction)
+    ids = all_ids(tokenizer, alone)
+    pairs = zip(ids, all_ids(tokenizer, both), strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
+        return alone, tokenizer.encode(text)
+    return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")

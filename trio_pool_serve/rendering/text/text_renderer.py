@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -14,9 +13,10 @@ from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt
-from trio_pool_serve.rendering.text.formats import PairFormat, TextFormat, shorten
-from trio_pool_serve.rendering.text.long_text import encode_input, too_long
-from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool, all_ids
+from trio_pool_serve.rendering.text.long_text import encode_input, too_long, windows_of
+from trio_pool_serve.rendering.text.pair_format import PairFormat, shorten
+from trio_pool_serve.rendering.text.text_format import TextFormat
+from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 
 T = TypeVar("T")
@@ -126,23 +126,9 @@ class TextRenderer:
             return [self._render_text(prompt, params, encoded)]
         with self.tokenizers.lend() as tokenizer:
             adds_special_tokens = params.add_special_tokens and self.text_format.adds_special_tokens(params.input_type)
-            special = tokenizer.special_tokens if adds_special_tokens else 0
-            read = encode_excerpt(
-                tokenizer, params.instruction + prompt.text, MAX_WINDOWS * self.max_model_len, "right"
+            windows = windows_of(
+                tokenizer, params.instruction, prompt.text, self.max_model_len, adds_special_tokens=adds_special_tokens
             )
-            prefix, text = _split_instruction(tokenizer, params.instruction, prompt.text, read.encoded)
-            size = self.max_model_len - special - len(prefix)
-            if size <= 0:
-                raise InvalidRequestError(
-                    "{instruction} fills the maximum length: no token of the text is left.",
-                    field="instruction",
-                )
-            windows = tokenizer.finish_windows(text, size, prefix=prefix, add_special_tokens=adds_special_tokens)
-            if len(windows) > MAX_WINDOWS or not read.is_whole:
-                raise ContextLengthError(
-                    f"An input is longer than the limit of {MAX_WINDOWS} windows of {size} tokens.",
-                    field="prompts",
-                )
             instruction = self._count_instruction_tokens(tokenizer, params)
             return [RenderedPrompt(window, instruction) for window in windows]
 
@@ -252,26 +238,8 @@ def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: i
     return special - (special > 0 and tokenizer.is_special(int(token_ids[-1]))) + remaining
 
 
-def _split_instruction(tokenizer: Tokenizer, instruction: str, text: str, both: Encoded) -> tuple[Encoded, Encoded]:
-    """Return the tokens of an instruction and of the text after it, as in ``both``, tokenised together.
-
-    Many tokenizers make a blank at the instruction's end part of the next word. If more than blanks would become part
-    of that word, the two are tokenised separately.
-    """
-    alone = tokenizer.encode(instruction)
-    ids = all_ids(tokenizer, alone)
-    pairs = zip(ids, all_ids(tokenizer, both), strict=False)
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    if tokenizer.decode(ids[shared:].tolist(), skip_special_tokens=False).strip():
-        return alone, tokenizer.encode(text)
-    return tokenizer.truncate(alone, shared, "right"), tokenizer.truncate(both, len(both) - shared, "left")
-
-
 ALWAYS_READ = MARGIN_TOKENS * CHARACTERS_PER_TOKEN
 """Characters of a text that are tokenised even if hardly any of its tokens are kept."""
-
-MAX_WINDOWS = 512
-"""Maximum windows of a text. Each is a row in the queue, and their vectors are combined on the event loop."""
 
 MAX_KNOWN_INSTRUCTIONS = 1024
 """Maximum entries of the cache of instruction lengths: clients can send instructions of their choice."""

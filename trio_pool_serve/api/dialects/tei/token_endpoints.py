@@ -17,7 +17,7 @@ from trio_pool_serve.api.http.endpoint import Call, Endpoint
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.prompts import TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
-from trio_pool_serve.tasks.input_params import InputParams, rendering_params
+from trio_pool_serve.tasks.input_params import InputParams
 from trio_pool_serve.tasks.tokenize import detokenize, tokenize
 
 
@@ -42,7 +42,7 @@ async def respond_tokenize(call: Call[TokenizeRequest, list[str]]) -> HttpRespon
 
     Errors: as ``tokenize``. Cancellation: as ``tokenize``.
     """
-    instruction = rendering_params(call.model, InputParams(prompt_name=call.wire.prompt_name)).instruction
+    instruction = call.model.rendering_params(InputParams(prompt_name=call.wire.prompt_name)).instruction
     tokens = await tokenize(
         call.model,
         call.job,
