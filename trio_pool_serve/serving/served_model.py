@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias
 
 import trio
@@ -13,7 +12,7 @@ from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.engine.deep_probe import DeepProbe
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.engine_statistics import ENGINE_STATES
-from trio_pool_serve.errors import EngineLoadingError, ModelLoadError
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.served_adapter import ServedAdapter
 from trio_pool_serve.tasks.model import Model
@@ -130,44 +129,3 @@ class ServedModel:
         is_of_start = self.folder is None and not self.is_new
         if self.loaded is not None or is_of_start:
             self.engine.refuse_late(work)
-
-
-@define(eq=False)
-class ModelUse(AbstractContextManager["ModelUse"]):
-    """One request's use of a model, which keeps it loaded; a context manager for the duration of the request.
-
-    With ``outlives_context`` only ``end`` ends it, for responses that are streamed.
-    """
-
-    served: ServedModel
-    adapter: ServedAdapter | None = None
-    outlives_context: bool = field(init=False, default=False)
-    _has_ended: bool = field(init=False, default=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.served.users += 1
-        self.served.last_used = time.time()
-        if self.adapter is not None:
-            self.adapter.last_used = self.served.last_used
-
-    def adapted(self, model: Model) -> Model:
-        """Return the loaded model as the request uses it. Raises ``EngineLoadingError`` for an unchecked adapter."""
-        if self.adapter is None:
-            return model
-        if self.adapter.adapter is None:
-            raise EngineLoadingError(f"The adapter `{self.adapter.name}` is being loaded.")
-        return evolve(model, name=self.adapter.name, adapter=self.adapter.adapter)
-
-    def end(self) -> None:
-        """End the use. Idempotent."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        self.served.users -= 1
-        if not self.served.users:
-            self.served.idle_since = trio.current_time()
-            self.served.unused.unpark_all()
-
-    def __exit__(self, *_: object) -> None:
-        if not self.outlives_context:
-            self.end()

@@ -22,8 +22,9 @@ from trio_pool_serve.errors import (
 )
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.serving.model_maker import NO_WINDOWS, ModelMaker
+from trio_pool_serve.serving.model_use import ModelUse, idle_models
 from trio_pool_serve.serving.named_models import NamedModels
-from trio_pool_serve.serving.served_model import ModelUse, ServedModel
+from trio_pool_serve.serving.served_model import ServedModel
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.telemetry.start_display import report_phase
 
@@ -309,9 +310,9 @@ class ServedModels(NamedModels):
         present = [served for served in self.by_name.values() if served.state in ("loading", "loaded")]
         if most is None or len(present) < most:
             return
-        if not self._idle():
+        if not (idle := idle_models(present)):
             raise UnavailableError(f"--max-loaded-models is {most}, and all loaded models are in use. Retry later.")
-        self._begin_unloading(min(self._idle(), key=lambda served: served.idle_since))
+        self._begin_unloading(min(idle, key=lambda served: served.idle_since))
 
     def _begin_unloading(self, served: ServedModel) -> None:
         """Stop a model's engine. Requests that use it fail; new requests load it again."""
@@ -325,16 +326,12 @@ class ServedModels(NamedModels):
         """Unload models that have had no request for ``idle_s``, forever."""
         while True:
             now = trio.current_time()
-            for served in self._idle():
+            for served in idle_models(self.by_name.values()):
                 if served.idle_since + idle_s <= now:
                     self._begin_unloading(served)
             # A model that becomes idle meanwhile is due later than all of these.
-            await trio.sleep_until(min((served.idle_since for served in self._idle()), default=now) + idle_s)
-
-    def _idle(self) -> list[ServedModel]:
-        """Return the loaded models that no request uses."""
-        loaded = [served for served in self.by_name.values() if served.state == "loaded"]
-        return [served for served in loaded if not served.users and not served.is_leaving]
+            idle = idle_models(self.by_name.values())
+            await trio.sleep_until(min((served.idle_since for served in idle), default=now) + idle_s)
 
     async def wait_ready(self) -> None:
         """Wait until the initial models are loaded. Raises ``EngineDeadError``. Cancellation: at once."""
