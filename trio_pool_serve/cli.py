@@ -26,9 +26,9 @@ from trio_pool_serve.command_line.server_commands import (
 )
 from trio_pool_serve.command_line.usage_errors import usage_message
 from trio_pool_serve.config import Config, import_plugins
-from trio_pool_serve.engine.places.host_places import read_hosts
+from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.process_placement import has_gpu
-from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.remote.greeting import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost, install_extra
 from trio_pool_serve.processes.child_process import flush_and_leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig

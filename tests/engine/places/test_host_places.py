@@ -19,8 +19,10 @@ from tests.engine.remote.replicas import Replica, keys_of, request
 from tests.scripted_runner import computed_by
 from trio_pool_serve.config import SchedulingConfig
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.places import host_places
-from trio_pool_serve.engine.places.host_places import HostList, HostPlace, HostPlaces, read_hosts
+from trio_pool_serve.engine.places import host_list, host_places
+from trio_pool_serve.engine.places.host_list import HostList, read_hosts
+from trio_pool_serve.engine.places.host_places import HostPlaces
+from trio_pool_serve.engine.places.host_state import HostPlace
 from trio_pool_serve.engine.remote.connectors import HostAddress, host_connector
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError
@@ -45,7 +47,7 @@ class Host(Replica):
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host_places, "CHANGES_S", 0.02)
-    monkeypatch.setattr(host_places, "RESOLVE_S", 0.1)
+    monkeypatch.setattr(host_list, "RESOLVE_S", 0.1)
     monkeypatch.setattr(host_places, "host_connector", partial(host_connector, timeout_s=30.0))
 
     def make(number: int = 0, **options) -> Host:
@@ -130,7 +132,7 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_more_hosts_than_there_can_be_links_are_refused(monkeypatch):
-    monkeypatch.setattr(host_places, "MAX_HOSTS", 2)
+    monkeypatch.setattr(host_list, "MAX_HOSTS", 2)
     with pytest.raises(ValueError, match="lists 3 hosts; the limit is 2"):
         read_hosts("a:1,b:1,c:1")
 

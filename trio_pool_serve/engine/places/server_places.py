@@ -10,12 +10,13 @@ from attrs import define, field
 from trio_pool_serve.config import Config
 from trio_pool_serve.engine.engine import Engine, ModelQueue
 from trio_pool_serve.engine.gpus import Gpu
-from trio_pool_serve.engine.places.host_places import HostList, HostPlaces
+from trio_pool_serve.engine.places.host_list import HostList
+from trio_pool_serve.engine.places.host_places import HostPlaces
 from trio_pool_serve.engine.places.queue_scaling import SCALING_S, QueueSeconds
 from trio_pool_serve.engine.places.ray_places import ActorPlaces, RayPlacement, key_path
 from trio_pool_serve.engine.places.supervisor import LocalPlaces, Supervisor, paths_of
 from trio_pool_serve.engine.remote.connectors import file_connector, unix_connector
-from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.remote.greeting import LinkKeys
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.telemetry.metrics import EngineMetrics
