@@ -10,7 +10,7 @@ import pytest
 import trio_pool_serve
 from tests.deploy.manifests import PAGE, by_name, manifests_of, needs_tools, rendered, run_tool, templated, values_of
 from trio_pool_serve.access.key_file import digest_of, read_key_file
-from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.remote.greeting import LinkKeys
 
 pytestmark = needs_tools
 

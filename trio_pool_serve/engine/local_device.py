@@ -12,6 +12,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.config import SchedulingConfig
+from trio_pool_serve.engine.background_work import background_room
 from trio_pool_serve.engine.batch_recovery import RETRY_S, BatchRecovery, Fault
 from trio_pool_serve.engine.batching import BatchLimits, TokenBudget
 from trio_pool_serve.engine.device import Device, InFlightBatch, RowValues, ThreadKind
@@ -83,9 +84,8 @@ class LocalDevice(Device):
         return 1 - [batch.kind for batch in self.in_flight].count("ahead")
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
-        if "background" in self._turns:
-            return self.facts.background_launches - [batch.kind for batch in self.in_flight].count("background")
-        return 0 if others_wait else self.room
+        launched = [batch.kind for batch in self.in_flight].count("background")
+        return background_room(self.facts.background_launches, launched, room=self.room, others_wait=others_wait)
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102

@@ -11,6 +11,7 @@ from trio_pool_serve.engine.engine import Devices
 from trio_pool_serve.engine.engine_statistics import EngineStatistics, ModelMemory
 from trio_pool_serve.engine.local_device import LocalDevice
 from trio_pool_serve.engine.queue_entry import Submission, require_finite
+from trio_pool_serve.engine.stalled import stall_of_batches
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, PoolServeError, innermost
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
@@ -63,8 +64,7 @@ class Worker(Devices):
 
     @property
     def stall_reason(self) -> str:  # noqa: D102
-        oldest_s = self.dispatcher.oldest_in_flight_s
-        return f"a batch has been in flight for {oldest_s:.0f} s" if oldest_s > self.config.stall_timeout_s else ""
+        return stall_of_batches(self.dispatcher.oldest_in_flight_s, self.config.stall_timeout_s)
 
     def statistics(self) -> EngineStatistics:  # noqa: D102
         dispatcher, device = self.dispatcher, self.device

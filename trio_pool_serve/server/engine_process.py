@@ -16,7 +16,7 @@ from trio_pool_serve.engine.places.supervisor import Alive, EngineJob, Loaded, L
 from trio_pool_serve.engine.process_placement import idle_launches_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
-from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.remote.greeting import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.loading.runner_loader import load_model
 from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_loading

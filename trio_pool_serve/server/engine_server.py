@@ -15,7 +15,7 @@ from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.engine.process_placement import idle_launches_of, replicas_of
 from trio_pool_serve.engine.remote.connectors import HostAddress
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
-from trio_pool_serve.engine.remote.link import LinkKeys
+from trio_pool_serve.engine.remote.greeting import LinkKeys
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError, unwrap_exception_groups
 from trio_pool_serve.models.files.model_digest import digest_of
 from trio_pool_serve.models.folder import locate_model

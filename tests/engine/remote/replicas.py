@@ -17,7 +17,7 @@ from trio_pool_serve.config import SchedulingConfig, computing_config
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.remote.connectors import Connector, HostAddress, host_connector, unix_connector
 from trio_pool_serve.engine.remote.device_server import DeviceServer, EngineListener
-from trio_pool_serve.engine.remote.link import LinkKeys, answer_greeting
+from trio_pool_serve.engine.remote.greeting import LinkKeys, answer_greeting
 from trio_pool_serve.engine.remote.wire import FromEngine
 from trio_pool_serve.errors import PoolServeError
 from trio_pool_serve.processes.framed_stream import FramedStream

@@ -12,14 +12,13 @@ import trio
 from tests.conftest import until
 from tests.engine.remote.replicas import Replica, asking, frame_of, keys_of, request
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.remote import device_server, link
-from trio_pool_serve.engine.remote.link import (
+from trio_pool_serve.engine.remote import device_server, greeting
+from trio_pool_serve.engine.remote.greeting import (
     WIRE_VERSION,
     AnyGreeting,
     Challenge,
     Greeting,
     LinkKeys,
-    LinkRefusedError,
     Proof,
     Refusal,
     answer_greeting,
@@ -27,6 +26,7 @@ from trio_pool_serve.engine.remote.link import (
     key_of_proof,
     proof,
 )
+from trio_pool_serve.engine.remote.link import LinkRefusedError
 from trio_pool_serve.processes.framed_stream import FramedStream
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -204,14 +204,14 @@ def test_keys_are_lines_without_comments_and_blanks(tmp_path):
 
 
 async def test_connections_that_stop_within_the_greeting_are_ended(replica, engine, monkeypatch):
-    monkeypatch.setattr(link, "GREETING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(greeting, "GREETING_TIMEOUT_S", 0.2)
     for sent in (b"", frame_of(greeting_of())[:20], frame_of(greeting_of())):
         assert b"Hello" not in await answers_to(await connect(replica), sent)
     assert replica.listener.refused == 3
 
 
 async def test_a_peer_that_sends_a_byte_at_a_time_has_no_longer_than_others(replica, engine, monkeypatch):
-    monkeypatch.setattr(link, "GREETING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(greeting, "GREETING_TIMEOUT_S", 0.3)
 
     async with await connect(replica) as stream:
         with trio.fail_after(20), pytest.raises(trio.BrokenResourceError):

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from trio_pool_serve.engine.remote.frames import ArrayHeader
-from trio_pool_serve.engine.remote.link import WIRE_VERSION, AnyGreeting
+from trio_pool_serve.engine.remote.greeting import WIRE_VERSION, AnyGreeting
 from trio_pool_serve.engine.remote.wire import (
     BatchFacts,
     Done,

@@ -10,7 +10,8 @@ from pathlib import Path
 import trio
 from attrs import define, frozen
 
-from trio_pool_serve.engine.remote.link import LinkKeys, LinkRefusedError, greet
+from trio_pool_serve.engine.remote.greeting import LinkKeys, greet
+from trio_pool_serve.engine.remote.link import LinkRefusedError
 from trio_pool_serve.engine.remote.wire import FromEngine
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.processes.socket_folder import is_private

@@ -19,14 +19,9 @@ from trio_pool_serve.engine.device import InFlightBatch
 from trio_pool_serve.engine.dispatcher import Dispatcher
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts, require_valid
+from trio_pool_serve.engine.remote.greeting import LinkKeys, answer_greeting
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
-from trio_pool_serve.engine.remote.link import (
-    HEARTBEATS_IN_TIMEOUT,
-    LinkKeys,
-    LinkRefusedError,
-    answer_greeting,
-    run_link,
-)
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link
 from trio_pool_serve.engine.remote.parts import NumberedOutcome, answer_frames, read_rows
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import trio
 from attrs import define, field
 
+from trio_pool_serve.engine.background_work import background_room
 from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.device import Device, InFlightBatch, Outcome, deliver
 from trio_pool_serve.engine.engine import ModelQueue
@@ -30,6 +31,7 @@ from trio_pool_serve.engine.remote.wire import (
     Submit,
     Withdraw,
 )
+from trio_pool_serve.engine.stalled import stall_of_link
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
@@ -109,21 +111,19 @@ class RemoteDevice(Device):
         now = time.perf_counter()
         # Background work may take any time while other programs keep the cores busy.
         due = [batch.launched for batch in self.in_flight if not batch.is_planned]
-        if (silent_s := now - self._received_at) > self.stall_timeout_s:
-            return f"the engine process has been silent for {silent_s:.0f} s"
-        if self.answers is not None and self.answers.stall_reason:
-            return self.answers.stall_reason
-        if due and (unanswered_s := now - max(self._answered_at, due[0])) > self.stall_timeout_s:
-            return f"the engine process has answered no rows for {unanswered_s:.0f} s"
-        return ""
+        unanswered_s = now - max(self._answered_at, due[0]) if due else 0.0
+        reported = "" if self.answers is None else self.answers.stall_reason
+        return stall_of_link(now - self._received_at, reported, unanswered_s, self.stall_timeout_s)
 
     @property
     def room(self) -> int:  # noqa: D102
         return CREDITS * self.launches - sum([not each.is_planned for each in self.in_flight])
 
     def planned_room(self, *, others_wait: bool) -> int:  # noqa: D102
-        most = self.facts.background_launches or (0 if others_wait else self.launches)
-        return most - sum([each.is_planned for each in self.in_flight])
+        planned = sum([each.is_planned for each in self.in_flight])
+        return background_room(
+            self.facts.background_launches, planned, room=self.launches - planned, others_wait=others_wait
+        )
 
     @property
     def budget(self) -> int:
