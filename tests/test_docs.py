@@ -218,6 +218,21 @@ def test_the_questions_of_the_structure_page_have_their_answers():
         assert found, question
 
 
+TERMS = re.findall(
+    r"^\| ([^|]+) \| ([^|]+) \| (`[^|]+\.py`) \| [^|]+ \|$", (ROOT / "docs/glossary.md").read_text(), re.M
+)
+
+
+def test_the_file_of_a_term_defines_what_its_meaning_names():
+    assert len(TERMS) >= 100
+    for term, meaning, files in TERMS:
+        names = {part for each in re.findall(r"`([\w.]+)`", f"{term} {meaning}") for part in each.split(".")}
+        for file in re.findall(r"`([^`]+)`", files):
+            tree = ast.walk(ast.parse((PACKAGE / file).read_text()))
+            defined = set().union(*(_defined_by(node) for node in tree if isinstance(node, ast.stmt)))
+            assert names & defined, f"{term}: {file}"
+
+
 def _defined_by(node: ast.stmt) -> set[str]:
     match node:
         case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():

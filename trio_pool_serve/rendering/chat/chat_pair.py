@@ -9,8 +9,9 @@ from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
+from trio_pool_serve.rendering.text.excerpt import shorten
 from trio_pool_serve.rendering.text.long_text import encode_input
-from trio_pool_serve.rendering.text.pair_format import PairFormat, shorten
+from trio_pool_serve.rendering.text.pair_format import PairFormat
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer, all_ids
 from trio_pool_serve.types import RenderedPrompt, TokenIds
 

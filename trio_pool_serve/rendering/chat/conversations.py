@@ -33,8 +33,8 @@ from trio_pool_serve.rendering.chat.chat_templates import ChatTemplate, ChatTemp
 from trio_pool_serve.rendering.media.image_format import ImageFormat
 from trio_pool_serve.rendering.media.loader import MediaLoader
 from trio_pool_serve.rendering.memory_budget import Reservation
+from trio_pool_serve.rendering.text.excerpt import shorten
 from trio_pool_serve.rendering.text.long_text import too_long
-from trio_pool_serve.rendering.text.pair_format import shorten
 from trio_pool_serve.rendering.text.text_renderer import TextRenderer
 from trio_pool_serve.rendering.text.tokenizer import ModelChatTemplates
 from trio_pool_serve.types import Client, ImageFeatures, RenderedPrompt

@@ -105,6 +105,16 @@ def encode_excerpt(
     return encode(most)
 
 
+def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
+    """Return a text truncated to its first ``tokens`` tokens, ``None`` for all of it."""
+    if tokens is None:
+        return text
+    excerpt = encode_excerpt(tokenizer, text, tokens, "right", positions=True)
+    if excerpt.tokens <= tokens:
+        return text
+    return tokenizer.beginning(text, excerpt.encoded, tokens)
+
+
 def _cut(text: str, characters: int, side: TruncationSide) -> str:
     """Return the ``characters`` that remain after cutting at ``side``."""
     return text[:characters] if side == "right" else text[-characters:]

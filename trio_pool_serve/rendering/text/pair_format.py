@@ -5,7 +5,7 @@ Most models join two texts as their tokenizer does, ``[CLS] first [SEP] second [
 """
 
 from trio_pool_serve.prompts import PairPrompt, RenderingParams, TruncationSide
-from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
+from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt, shorten
 from trio_pool_serve.rendering.text.long_text import available_tokens, too_long
 from trio_pool_serve.rendering.text.tokenizer import Tokenizer
 from trio_pool_serve.types import RenderedPrompt
@@ -48,16 +48,6 @@ class PairFormat:
             add_special_tokens=params.add_special_tokens,
         )
         return RenderedPrompt(token_ids, type_ids=type_ids)
-
-
-def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
-    """Return a text truncated to its first ``tokens`` tokens, ``None`` for all of it."""
-    if tokens is None:
-        return text
-    excerpt = encode_excerpt(tokenizer, text, tokens, "right", positions=True)
-    if excerpt.tokens <= tokens:
-        return text
-    return tokenizer.beginning(text, excerpt.encoded, tokens)
 
 
 def _encode(tokenizer: Tokenizer, text: str, at_most: int | None, keep: int, side: TruncationSide) -> Excerpt:

@@ -12,9 +12,9 @@ from attrs import Factory, define, evolve, field
 from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
 from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
-from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt
+from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt, shorten
 from trio_pool_serve.rendering.text.long_text import encode_input, too_long, windows_of
-from trio_pool_serve.rendering.text.pair_format import PairFormat, shorten
+from trio_pool_serve.rendering.text.pair_format import PairFormat
 from trio_pool_serve.rendering.text.text_format import TextFormat
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, TokenizerPool
 from trio_pool_serve.types import RenderedPrompt, TokenIds
