@@ -21,6 +21,7 @@ import msgspec
 import trio
 from attrs import define, field, frozen
 
+from trio_pool_serve.api.http.deadline import set_deadline
 from trio_pool_serve.api.http.endpoint import DialectEndpoint, WireError
 from trio_pool_serve.api.http.json_body import model_named_in
 from trio_pool_serve.api.http.middleware import Middleware
@@ -155,7 +156,7 @@ class OverloadGate:
             request.error = known.error
             self._service.metrics.count_failure(known.error)
             return known.response
-        request.set_deadline(self._service.config.time_limits.request_timeout_s)
+        set_deadline(request, self._service.config.time_limits.request_timeout_s)
         try:
             _refuse(self._service, request, request.body.buffer)
         except OverloadedError as error:

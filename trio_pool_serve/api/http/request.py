@@ -21,7 +21,6 @@ from trio_pool_serve.errors import (
     InvalidRequestError,
     PermissionDeniedError,
     UnsupportedMediaTypeError,
-    require_request,
 )
 from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
@@ -124,23 +123,6 @@ class HttpRequest:
         """Raise ``PermissionDeniedError`` if the request's key may use none of the names of a model to be loaded."""
         if self.models is not None and self.models.isdisjoint((name, *aliases)):
             raise PermissionDeniedError(f"The API key may not use a model `{name}`.")
-
-    def set_deadline(self, server_limit_s: float) -> float:
-        """Set the deadline, and return how many seconds the request has in all.
-
-        The limit is the server's, or the client's ``X-Request-Timeout`` if that is sooner. The server's is not for
-        background work, which waits for as long as other clients' requests are computed. Raises
-        ``InvalidRequestError`` for a header that is no number of seconds.
-        """
-        header = self.header(b"x-request-timeout")
-        try:
-            client_limit_s = math.inf if header is None else float(header)
-        except ValueError:
-            client_limit_s = math.nan
-        require_request(client_limit_s > 0, f"X-Request-Timeout must be a number of seconds above 0, not {header!r}.")
-        timeout_s = min(client_limit_s, math.inf if self.client.is_background else server_limit_s)
-        self.deadline = trio.current_time() - self.timings.waited_s + timeout_s
-        return timeout_s
 
     def end(self) -> None:
         """Call the functions ``at_end``, each once."""

@@ -8,6 +8,7 @@ import msgspec
 import trio
 from attrs import define, evolve
 
+from trio_pool_serve.api.http.deadline import set_deadline
 from trio_pool_serve.api.http.endpoint import Call, Dialect, DialectEndpoint
 from trio_pool_serve.api.http.endpoint_choice import (
     CandidatesOf,
@@ -57,7 +58,7 @@ class TaskHandler:
         service = self.service
         request.is_task = True
         service.require_open()
-        timeout_s = request.set_deadline(service.config.time_limits.request_timeout_s)
+        timeout_s = set_deadline(request, service.config.time_limits.request_timeout_s)
         reservation = Reservation(service.memory, request.client)
         request.at_end.append(reservation.release)
         response: HttpResponse | None = None
