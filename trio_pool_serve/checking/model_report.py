@@ -1,12 +1,12 @@
 """The report of ``trio-pool-serve check``."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from attrs import frozen
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
@@ -177,7 +177,8 @@ def print_report(report: ModelReport, console: Console) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     for name, value in _facts(report):
-        facts.add_row(name, Text(value))  # Text, because values from files may look like markup
+        if value:
+            facts.add_row(name, Text(value))  # Text, because values from files may look like markup
     console.print(facts)
     if report.speed:
         console.print(_speed_table(report))
@@ -185,45 +186,51 @@ def print_report(report: ModelReport, console: Console) -> None:
         console.print(Text(warning, style="yellow"))
 
 
-def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
-    memory = report.memory
-    resident = f"{memory.resident_after_load / MIB:.0f} MiB once loaded ({memory.resident_before / MIB:.0f} before)"
-    if memory.peak_of_largest_batch is not None:
-        resident += f", {memory.peak_of_largest_batch / MIB:.0f} MiB with the largest batches"
-    yield "memory", resident
-    yield "weights", f"{memory.weights / MIB:.0f} MiB, {report.parameters / 1e6:.1f} M parameters"
-    yield "kind", f"{report.kind}: {', '.join(report.architectures) or report.model_type}"
-    if report.weights:
-        yield "made of", report.weights
-    yield "tasks", ", ".join(f"{task} (default)" if task == report.task else task for task in report.tasks)
-    yield "accepts", ", ".join(report.accepts)
-    if report.scoring is not None:
-        yield "scoring", report.scoring + (f", {report.similarity}" if report.similarity else "")
-    if report.pooling != "none":
-        yield "pooling", f"{report.pooling} ({report.pooling_from})"
-    if report.dimensions:
-        yield "normalised", f"{'yes' if report.normalize else 'no'} ({report.normalize_from})"
-        yield "dimensions", str(report.dimensions)
-    if report.labels:
-        more = len(report.labels) - SHOWN_LABELS
-        yield "labels", ", ".join(report.labels[:SHOWN_LABELS]) + (f" and {more} more" if more > 0 else "")
-    yield from report.particulars.items()
-    yield "longest input", f"{report.max_model_len} tokens"
+def _facts(report: ModelReport) -> list[tuple[str, str]]:
+    """Return the facts by name; a fact without a text does not apply to the model, or was not measured."""
+    memory, peak = report.memory, report.memory.peak_of_largest_batch
+    more_labels = len(report.labels) - SHOWN_LABELS
+    cosine = report.cosine_with_float32
+    normalized = f"{'yes' if report.normalize else 'no'} ({report.normalize_from})"
+    return [
+        (
+            "memory",
+            f"{memory.resident_after_load / MIB:.0f} MiB once loaded ({memory.resident_before / MIB:.0f} before)"
+            + ("" if peak is None else f", {peak / MIB:.0f} MiB with the largest batches"),
+        ),
+        ("weights", f"{memory.weights / MIB:.0f} MiB, {report.parameters / 1e6:.1f} M parameters"),
+        ("kind", f"{report.kind}: {', '.join(report.architectures) or report.model_type}"),
+        ("made of", report.weights),
+        ("tasks", ", ".join(f"{task} (default)" if task == report.task else task for task in report.tasks)),
+        ("accepts", ", ".join(report.accepts)),
+        ("scoring", ", ".join(filter(None, (report.scoring, report.similarity)))),
+        ("pooling", "" if report.pooling == "none" else f"{report.pooling} ({report.pooling_from})"),
+        ("normalised", normalized if report.dimensions else ""),
+        ("dimensions", str(report.dimensions or "")),
+        ("labels", ", ".join(report.labels[:SHOWN_LABELS]) + (f" and {more_labels} more" if more_labels > 0 else "")),
+        *report.particulars.items(),
+        ("longest input", f"{report.max_model_len} tokens"),
+        *_prompts(report),
+        ("fingerprint", report.fingerprint),
+        ("agreement", "" if cosine is None else f"cosine with float32: {cosine:.4f}"),
+        ("engine", f"{report.engine}, {report.replicas} at a time, batches of {report.max_batch_tokens} tokens"),
+        ("loaded in", f"{report.load_s:.1f} s"),
+    ]
+
+
+def _prompts(report: ModelReport) -> list[tuple[str, str]]:
     if report.scoring == "vectors" and not report.prompts:
-        yield "prompts", "none in the files; the model's card may name some"
-    for name, prompt in report.prompts.items():
-        yield "prompt", f"{name}{' (default)' if name == report.default_prompt_name else ''}: {prompt!r}"
-    yield "fingerprint", report.fingerprint
-    if report.cosine_with_float32 is not None:
-        yield "agreement", f"cosine with float32: {report.cosine_with_float32:.4f}"
-    yield "engine", f"{report.engine}, {report.replicas} at a time, batches of {report.max_batch_tokens} tokens"
-    yield "loaded in", f"{report.load_s:.1f} s"
+        return [("prompts", "none in the files; the model's card may name some")]
+    default = report.default_prompt_name
+    return [
+        ("prompt", f"{name}{' (default)' if name == default else ''}: {prompt!r}")
+        for name, prompt in report.prompts.items()
+    ]
 
 
 def _speed_table(report: ModelReport) -> Table:
-    table = Table("tokens per row", "rows/s", "tokens/s", "ms for one row alone")
-    for column in table.columns:
-        column.justify = "right"
+    names = ("tokens per row", "rows/s", "tokens/s", "ms for one row alone")
+    table = Table(*[Column(name, justify="right") for name in names])
     for speed in report.speed:
         table.add_row(
             str(speed.tokens), f"{speed.rows_per_s:.1f}", f"{speed.tokens_per_s:.0f}", f"{speed.ms_alone:.1f}"
