@@ -6,7 +6,7 @@ import trio
 from attrs import frozen
 
 from trio_pool_serve.errors import EngineLoadingError, EngineProcessDiedError
-from trio_pool_serve.runs.run import Computer, Position, Run, Sink, Window, WindowResult
+from trio_pool_serve.runs.run import Computer, Position, Sink, Window, WindowResult, run_windows
 from trio_pool_serve.threads.offload import Offload
 
 ROWS, POISON = 1024, 700
@@ -77,14 +77,15 @@ async def test_rows_computed_beside_one_that_ends_engine_processes_do_not_fail(a
         await trio.lowlevel.checkpoint()
 
     written = List()
-    position = await Run(
+    position = await run_windows(
+        Position(),
         windows=windows,
         computer=DyingEngine(),
         open_sink=lambda _: nullcontext(written),
         commit=commit,
         offload=Offload(in_threads=False),
         should_pause=lambda: False,
-    ).run(Position())
+    )
     assert [result.number for result in written.results] == list(range(ROWS))
     assert [result.number for result in written.results if result.has_failed] == [POISON]
     assert (position.done, position.failed, position.is_finished) == (ROWS, 1, True)

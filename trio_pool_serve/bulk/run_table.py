@@ -27,7 +27,7 @@ from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal
-from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.run import Position, run_windows
 from trio_pool_serve.runs.tables.input_table import open_input
 from trio_pool_serve.runs.tables.output_rows import OutputColumn, divided
 from trio_pool_serve.runs.tables.output_table import ResultFiles, check_finished, open_output
@@ -80,16 +80,17 @@ async def complete_run(
 ) -> Position:
     """Compute the rest of a run, and show its progress; return the last position.
 
-    ``parts`` are the parts of a ``Run``. Once all rows are written, ``finish`` commits the last position. If the run
-    was complete before, ``check`` looks for its output. Raises and is cancelled as these two and ``Run.run``.
+    ``parts`` are arguments of ``run_windows``. Once all rows are written, ``finish`` commits the last position. If the
+    run was complete before, ``check`` looks for its output. Raises and is cancelled as these two and ``run_windows``.
     """
     if journal.position.is_finished:
         await check(journal.position)
         return journal.position
     with showing(title, total, journal.position, console) as progress:
-        run = Run(should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts)
         try:
-            position = await run.run(journal.position)
+            position = await run_windows(
+                journal.position, should_pause=stop.is_set, on_progress=progress.show, note=progress.note, **parts
+            )
         except BulkRowError as error:
             if not journal.is_kept:
                 raise

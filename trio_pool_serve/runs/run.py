@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -150,77 +150,6 @@ def ignore(_: object) -> None:
     """Do nothing: the default callback."""
 
 
-@define(eq=False, kw_only=True)
-class Run(Generic[Row, Result]):
-    """Computes the rest of a run.
-
-    Windows are read, computed and written by at most ``WINDOWS_AT_ONCE`` at a time. After each one that commits, the
-    sink makes its files durable, and then ``commit`` stores the position. A run that is interrupted at any moment
-    resumes at the last position; results after it are removed.
-    """
-
-    windows: Callable[[Position], Generator[Window[Row], None, None]]
-    """Yields the windows from a position on; blocks while it reads."""
-    computer: Computer[Row, Result]
-    open_sink: Callable[[Position], AbstractContextManager[Sink[Row, Result]]]
-    """Opens the sink at a position, at which it cuts off its files, for a block. Blocks, at the end as well."""
-    commit: Callable[[Position], Awaitable[None]]
-    offload: Offload
-    should_pause: Callable[[], bool]
-    """While this is true, no window is begun."""
-    on_progress: Callable[[Position], None] = ignore
-    """Called with the position after each window, committed or not."""
-    note: Callable[[str], None] = ignore
-    """Called with a sentence when the run waits for an engine."""
-
-    async def run(self, position: Position) -> Position:
-        """Compute, write and commit windows from a position on; return the last position.
-
-        It is finished if the source has ended; then the caller commits it. Raises the errors of reading, computing,
-        writing and ``commit``. Cancellation: as soon as a thread that reads or writes has finished; windows that
-        are not committed do not count.
-        """
-        files = ExitStack()
-        with unwrap_exception_groups(PoolServeError):
-            try:
-                sink = await self.offload.run("files", lambda: files.enter_context(self.open_sink(position)))
-                windows = files.enter_context(closing(self.windows(position)))
-                async with trio.open_nursery() as nursery:
-                    return await self._run(position, windows, sink, nursery)
-            finally:
-                with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
-                    await self.offload.run("files", files.close)
-        raise AssertionError  # nothing is suppressed
-
-    async def _run(
-        self,
-        position: Position,
-        windows: Generator[Window[Row], None, None],
-        sink: Sink[Row, Result],
-        nursery: trio.Nursery,
-    ) -> Position:
-        computing: deque[_Computing[Row, Result]] = deque()
-        has_ended = False
-        while True:
-            while len(computing) < WINDOWS_AT_ONCE and not has_ended and not self.should_pause():
-                window = await self.offload.run("files", partial(next, windows, None))
-                has_ended = window is None
-                if window is not None:
-                    computing.append(_Computing(window, before=computing[-1].is_done if computing else None))
-                    nursery.start_soon(computing[-1].compute, self)
-            if not computing:
-                break
-            first = computing.popleft()
-            await first.is_done.wait()
-            position = await self.offload.run("files", partial(_write, sink, position, first))
-            if first.window.commits:
-                await self.commit(position)
-            self.on_progress(position)
-        if not has_ended:
-            return position
-        return await self.offload.run("files", partial(sink.commit, evolve(position, is_finished=True)))
-
-
 @define(eq=False)
 class _Computing(Generic[Row, Result]):
     window: Window[Row]
@@ -229,9 +158,75 @@ class _Computing(Generic[Row, Result]):
     result: WindowResult[Result] = field(init=False)
     is_done: trio.Event = field(init=False, factory=trio.Event)
 
-    async def compute(self, run: Run[Row, Result]) -> None:
-        self.result = await compute_window(run.computer, self.window.rows, run.note, self.before)
+    async def compute(self, computer: Computer[Row, Result], note: Callable[[str], None]) -> None:
+        self.result = await compute_window(computer, self.window.rows, note, self.before)
         self.is_done.set()
+
+
+async def run_windows(
+    position: Position,
+    *,
+    windows: Callable[[Position], Generator[Window[Row], None, None]],
+    computer: Computer[Row, Result],
+    open_sink: Callable[[Position], AbstractContextManager[Sink[Row, Result]]],
+    commit: Callable[[Position], Awaitable[None]],
+    offload: Offload,
+    should_pause: Callable[[], bool],
+    on_progress: Callable[[Position], None] = ignore,
+    note: Callable[[str], None] = ignore,
+) -> Position:
+    """Compute, write and commit the windows of a run from a position on; return the last position.
+
+    ``windows`` yields them, and blocks while it reads. ``open_sink`` opens the sink at a position, at which it cuts off
+    its files, for a block, and blocks, at the end as well. At most ``WINDOWS_AT_ONCE`` windows are read, computed and
+    written at a time; none is begun while ``should_pause()``. After each one that commits, the sink makes its files
+    durable, and then ``commit`` stores the position. A run that is interrupted at any moment resumes at the last
+    position; results after it are removed. ``on_progress`` is called with the position after each window, committed or
+    not, and ``note`` with a sentence when the run waits for an engine.
+
+    The last position is finished if the source has ended; then the caller commits it. Raises the errors of reading,
+    computing, writing and ``commit``. Cancellation: as soon as a thread that reads or writes has finished; windows that
+    are not committed do not count.
+    """
+    computing: deque[_Computing[Row, Result]] = deque()
+    has_ended = False
+    with unwrap_exception_groups(PoolServeError):
+        async with _opened(position, windows, open_sink, offload) as (source, sink), trio.open_nursery() as nursery:
+            while True:
+                while len(computing) < WINDOWS_AT_ONCE and not has_ended and not should_pause():
+                    window = await offload.run("files", partial(next, source, None))
+                    has_ended = window is None
+                    if window is not None:
+                        computing.append(_Computing(window, before=computing[-1].is_done if computing else None))
+                        nursery.start_soon(computing[-1].compute, computer, note)
+                if not computing:
+                    break
+                first = computing.popleft()
+                await first.is_done.wait()
+                position = await offload.run("files", partial(_write, sink, position, first))
+                if first.window.commits:
+                    await commit(position)
+                on_progress(position)
+            if has_ended:
+                position = await offload.run("files", partial(sink.commit, evolve(position, is_finished=True)))
+    return position
+
+
+@asynccontextmanager
+async def _opened(
+    position: Position,
+    windows: Callable[[Position], Generator[Window[Row], None, None]],
+    open_sink: Callable[[Position], AbstractContextManager[Sink[Row, Result]]],
+    offload: Offload,
+) -> AsyncIterator[tuple[Generator[Window[Row], None, None], Sink[Row, Result]]]:
+    """Open the sink and the source for a block. Cancellation: as ``run_windows``."""
+    files = ExitStack()
+    try:
+        sink = await offload.run("files", lambda: files.enter_context(open_sink(position)))
+        yield files.enter_context(closing(windows(position))), sink
+    finally:
+        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            await offload.run("files", files.close)
 
 
 def _write(sink: Sink[Row, Result], position: Position, computed: _Computing[Row, Result]) -> Position:

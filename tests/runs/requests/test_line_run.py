@@ -26,7 +26,7 @@ from trio_pool_serve.runs.requests.request_lines import (
     read_window,
     request_id_of,
 )
-from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.run import Position, run_windows
 from trio_pool_serve.runs.tables.output_table import ResultFiles, open_lines
 from trio_pool_serve.threads.offload import Offload
 
@@ -66,7 +66,8 @@ class RunOfLines:
 
     async def go(self, **options) -> bool:
         """Run to the end; return whether it was reached."""
-        run = Run(
+        position = await run_windows(
+            self.committed[-1],
             windows=partial(line_windows, self.folder / "input", MAX_LINE_BYTES),
             computer=LineComputer(respond_all=self.server.respond_all, submitter=Submitter(), digest="d", created=7),
             open_sink=partial(
@@ -80,7 +81,7 @@ class RunOfLines:
             should_pause=lambda: False,
             **options,
         )
-        return (await run.run(self.committed[-1])).is_finished
+        return position.is_finished
 
     @property
     def written(self) -> tuple[bytes, bytes]:

@@ -25,7 +25,7 @@ from trio_pool_serve.runs.batch_api.input_check import InputCheck
 from trio_pool_serve.runs.batch_api.stored_records import BatchStatus, StoredBatch, StoredFile
 from trio_pool_serve.runs.requests.line_results import LineComputer, RespondAll, Submitter, openai_results
 from trio_pool_serve.runs.requests.request_lines import WINDOW_BYTES, BatchError, Line, line_windows
-from trio_pool_serve.runs.run import Position, Run
+from trio_pool_serve.runs.run import Position, run_windows
 from trio_pool_serve.runs.tables.output_table import ResultFiles, open_lines
 from trio_pool_serve.storage.durable_files import open_appended, storage_errors
 from trio_pool_serve.threads.client_turns import ClientTurns
@@ -238,7 +238,8 @@ class BatchRunner:
             self._lines += position.done - done
             done = position.done
 
-        return await Run(
+        return await run_windows(
+            batch.position,
             windows=partial(line_windows, file(batch.input_file_id), self.max_line_bytes),
             computer=LineComputer(
                 respond_all=self.routes().respond_all,
@@ -254,7 +255,7 @@ class BatchRunner:
             offload=self.offload,
             should_pause=should_pause,
             on_progress=count_lines,
-        ).run(batch.position)
+        )
 
     async def _finalize(self, batch: StoredBatch) -> None:
         if batch.is_expired:
