@@ -10,8 +10,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
-from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts
-from trio_pool_serve.bulk.table_task import TaskOptions, Values
+from trio_pool_serve.bulk.table_task import TableComputer, TaskOptions, Values, compute_halving, compute_parts
 from trio_pool_serve.engine.planned_window import PlannedWindow
 from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.errors import PoolServeError

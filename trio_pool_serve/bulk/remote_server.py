@@ -13,9 +13,8 @@ from attrs import define, evolve, field
 
 from trio_pool_serve.bulk.bulk_options import RunOptions, TextOptions
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.bulk.table_computer import TableComputer, compute_halving, compute_parts
-from trio_pool_serve.bulk.table_task import TaskOptions, Values
-from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError
+from trio_pool_serve.bulk.table_task import TableComputer, TaskOptions, Values, compute_halving, compute_parts
+from trio_pool_serve.errors import BulkInputError, InvalidRequestError, PoolServeError, UnavailableError, require
 from trio_pool_serve.runs.run import WindowResult
 from trio_pool_serve.runs.tables.input_rows import InputRow
 from trio_pool_serve.runs.tables.output_rows import RowResult
@@ -90,10 +89,11 @@ class RemoteServer(TableComputer):
             raise UnavailableError(
                 f"The server's response to {record.path} does not have the form of OpenAI's API: {error!r}."
             ) from error
-        if len(values) != len(rows):
-            raise UnavailableError(
-                f"The server's response to {record.path} contains {len(values)} results for {len(rows)} rows."
-            )
+        require(
+            len(values) == len(rows),
+            f"The server's response to {record.path} contains {len(values)} results for {len(rows)} rows.",
+            UnavailableError,
+        )
         return values, tokens
 
     def _checked(self, values: Values) -> Values:

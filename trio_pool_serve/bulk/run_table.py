@@ -22,8 +22,7 @@ from trio_pool_serve.bulk.bulk_options import (
 from trio_pool_serve.bulk.earlier_output import check_output, files_of_run
 from trio_pool_serve.bulk.remote_server import open_remote_server
 from trio_pool_serve.bulk.run_progress import scanning, showing
-from trio_pool_serve.bulk.table_computer import TableComputer
-from trio_pool_serve.bulk.table_task import TaskOptions
+from trio_pool_serve.bulk.table_task import TableComputer, TaskOptions
 from trio_pool_serve.errors import BulkInputError, BulkRowError, PoolServeError, unwrap_exception_groups
 from trio_pool_serve.processes.signals import stop_signals
 from trio_pool_serve.runs.journal import ON_ERROR, Identity, Journal, open_journal

@@ -1,17 +1,28 @@
-"""The tasks of the commands for tables: their columns, and how a model of this process or a server computes them."""
+"""The tasks of the commands for tables, and the interface by which a model here or a server computes rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pybase64
-from attrs import field, frozen
+import trio
+from attrs import define, field, frozen
 from attrs.validators import in_
 
 from trio_pool_serve.api.fields.encodings import as_dtype
-from trio_pool_serve.bulk.bulk_options import VectorFormat
-from trio_pool_serve.errors import BulkInputError, InvalidRequestError
-from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn
+from trio_pool_serve.bulk.bulk_options import TextOptions, VectorFormat
+from trio_pool_serve.errors import (
+    BulkInputError,
+    PoolServeError,
+    UnavailableError,
+    require,
+    require_request,
+    unwrap_exception_groups,
+)
+from trio_pool_serve.runs.run import Computer, WindowResult
+from trio_pool_serve.runs.tables.input_rows import InputRow
+from trio_pool_serve.runs.tables.output_rows import ColumnType, OutputColumn, RowResult
 from trio_pool_serve.tasks.model import Model
 from trio_pool_serve.types import PoolingTask
 
@@ -147,12 +158,14 @@ class TaskOptions:
         columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True))
         if self.record.is_ranking:
             ((query, documents),) = rows
-            if not isinstance(documents, list):
-                raise InvalidRequestError(f"The value of the column {self.columns[1]} is not a list of texts.")
+            require_request(
+                isinstance(documents, list), f"The value of the column {self.columns[1]} is not a list of texts."
+            )
             columns = [query], documents
         for name, values in zip(self.columns, columns, strict=True):
-            if not all(isinstance(value, str) for value in values):
-                raise InvalidRequestError(f"The value of the column {name} is not a text.")
+            require_request(
+                all(isinstance(value, str) for value in values), f"The value of the column {name} is not a text."
+            )
         return list(map(list, columns))
 
     def output_columns(self, dimensions: int) -> list[OutputColumn]:
@@ -166,10 +179,81 @@ class TaskOptions:
         length = self.dimensions or dimensions
         if self.dtype != "binary":
             return [OutputColumn(name, kind, length, self.dtype)]
-        if length % 8:
-            raise BulkInputError(f"--dtype binary requires a multiple of 8 dimensions, not {length}.")
+        require(length % 8 == 0, f"--dtype binary requires a multiple of 8 dimensions, not {length}.", BulkInputError)
         return [OutputColumn(name, kind, length // 8, "int8")]
 
     def written(self, values: Values) -> Values:
         """Return the values of a row as they are written: vectors with the type of ``--dtype``."""
         return (as_dtype(values[0], self.dtype),) if self.record.n_axes else values
+
+
+async def compute_parts(
+    count: int, compute: Callable[[int], Awaitable[WindowResult[RowResult]]]
+) -> WindowResult[RowResult]:
+    """Return the results of consecutive parts, computed at the same time, as one.
+
+    Raises and is cancelled as ``compute``, which takes the index of a part.
+    """
+    results = [WindowResult[RowResult]([])] * count
+
+    async def compute_part(index: int) -> None:
+        results[index] = await compute(index)
+
+    with unwrap_exception_groups(PoolServeError):
+        async with trio.open_nursery() as nursery:
+            for index in range(count):
+                nursery.start_soon(compute_part, index)
+    return WindowResult.joined(results)
+
+
+async def compute_halving(
+    rows: Sequence[InputRow],
+    compute: Callable[[Sequence[Values]], Awaitable[tuple[list[Values], int]]],
+    faults: tuple[type[PoolServeError], ...],
+) -> WindowResult[RowResult]:
+    """Compute rows; if that fails with one of the ``faults``, both halves, down to the row at fault.
+
+    ``compute`` returns the output's values for rows with these input values, and the number of tokens computed.
+    Raises ``UnavailableError``, and the errors of ``compute`` other than ``faults``. Cancellation: as ``compute``.
+    """
+    try:
+        values, tokens = await compute([row.values for row in rows])
+    except UnavailableError:
+        raise
+    except faults as error:
+        if len(rows) == 1:
+            return WindowResult([RowResult(error=str(error))])
+    else:
+        return WindowResult([RowResult(of_row) for of_row in values], tokens)
+    middle = len(rows) // 2
+    return WindowResult.joined(
+        [await compute_halving(half, compute, faults) for half in (rows[:middle], rows[middle:])]
+    )
+
+
+@define(eq=False)
+class TableComputer(Computer[InputRow, RowResult]):
+    """Computes rows of a table: with a model in this process, or by a server."""
+
+    task: TaskOptions
+    text: TextOptions
+    columns: Sequence[OutputColumn]
+    """The columns of the output for ``RowResult.values``."""
+
+    def parts_of(self, rows: Sequence[InputRow], size: int) -> list[Sequence[InputRow]]:
+        """Return rows in parts of at most ``size``; each row of a ranking is a part."""
+        step = 1 if self.task.record.is_ranking else size
+        return [rows[begin : begin + step] for begin in range(0, len(rows), step)]
+
+    @abstractmethod
+    async def identity(self) -> dict[str, str]:
+        """Return the properties that decide the numbers, by name; the journal keeps them. Cancellation: at once."""
+
+    def refused(self, row: InputRow) -> RowResult:
+        """Return the error of a row."""
+        return RowResult(error=row.error)
+
+    def died(self, row: InputRow) -> RowResult:
+        """Return the error of a row that ends engine processes."""
+        del row
+        return RowResult(error="The engine process died while it computed this row.")
