@@ -13,6 +13,7 @@ from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_
 from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.config.setting import matches
+from trio_pool_serve.errors import require
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.runs.run import OnError
 
@@ -80,8 +81,11 @@ class RunOptions:
     overwrite: Annotated[bool, switch("Delete the output of an earlier run and start again.")] = False
 
     def __attrs_post_init__(self) -> None:
-        if self.numbers.start >= self.numbers.step:
-            raise ValueError(f"--shard {self.shard}: shards are numbered from 1 to {self.numbers.step}.")
+        require(
+            self.numbers.start < self.numbers.step,
+            f"--shard {self.shard}: shards are numbered from 1 to {self.numbers.step}.",
+            ValueError,
+        )
 
     @property
     def numbers(self) -> range:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from trio_pool_serve.bulk.bulk_options import errors_path, journal_path
-from trio_pool_serve.errors import BulkInputError, StorageInUseError
+from trio_pool_serve.errors import BulkInputError, StorageInUseError, require
 from trio_pool_serve.runs.tables.output_table import PART, foreign_files
 
 
@@ -25,8 +25,7 @@ def check_output(
     to one of the ``inputs``, if a folder has other files, and for a folder in place of a file; ``StorageInUseError``
     rather than removing the output of a run that has not ended. Blocking.
     """
-    if not path.parent.is_dir():
-        raise BulkInputError(f"The folder {path.parent} of the output does not exist.")
+    require(path.parent.is_dir(), f"The folder {path.parent} of the output does not exist.", BulkInputError)
     journal = journal_path(path)
     written = (path, *beside, journal)
     _check_inputs(inputs, written)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import trio
 
-from trio_pool_serve.errors import BulkInputError, StorageInUseError, TransferError
+from trio_pool_serve.errors import BulkInputError, StorageInUseError, TransferError, require
 from trio_pool_serve.storage.durable_files import AppendedFile, publish, storage_errors
 from trio_pool_serve.threads.offload import Offload
 
@@ -56,8 +56,7 @@ def check_path_or_url(path_or_url: str) -> None:
         host = urlsplit(path_or_url).hostname
     except ValueError as error:
         raise BulkInputError(f"{path_or_url!r} is not a URL: {error}.") from error
-    if not host:
-        raise BulkInputError(f"{path_or_url!r} is a URL without a host.")
+    require(bool(host), f"{path_or_url!r} is a URL without a host.", BulkInputError)
 
 
 async def download(url: str, path: Path, offload: Offload) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from trio_pool_serve.errors import require
+
 if TYPE_CHECKING:
     from trio_pool_serve.storage.model_cache import EntrySummary, ModelCache
 
@@ -52,8 +54,7 @@ def remove(
     if bool(names) == all:
         raise ValueError(f"Name the models to remove from {cache.folder}, or use --all. It contains: {listed}.")
     unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"{cache.folder} does not contain {', '.join(unknown)}. It contains: {listed}.")
+    require(not unknown, f"{cache.folder} does not contain {', '.join(unknown)}. It contains: {listed}.", ValueError)
     kept = 0
     for name in known if all else dict.fromkeys(names):
         if cache.remove(known[name]):
@@ -90,12 +91,10 @@ def _print_rows(rows: Sequence[Sequence[str]]) -> None:
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=None)
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    table = Table(*[Column(name, overflow="fold", no_wrap=name == "name") for name in COLUMNS], box=None)
     for row in rows:
         table.add_row(*map(Text, row))
     Console(highlight=False).print(table)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.engine.process_placement import has_gpu, replicas_of
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.exported_files import missing_libraries
 from trio_pool_serve.models.folder import open_model_folder
 from trio_pool_serve.models.loading.openvino_loading import CpuModel
@@ -46,8 +46,7 @@ def run_convert(config: Config) -> int:
 
 def _convert(location: str, loading: ModelConfig, offload: Offload) -> str:
     """Return the decision about a model. Raises ``ModelLoadError``."""
-    if has_gpu(loading):
-        raise ModelLoadError("Models are converted for CPU only; use --device cpu on a machine with a GPU.")
+    require(not has_gpu(loading), "Models are converted for CPU only; use --device cpu on a machine with a GPU.")
     if (cache := ModelCache.of(loading.cache_dir)) is None:
         raise ModelLoadError("--cache-dir is empty: name the directory for the converted model.")
     folder = open_model_folder(location, loading)

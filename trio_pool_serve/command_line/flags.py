@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter, Token
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.config.setting import Setting, plain_message
+from trio_pool_serve.errors import require
 
 Result = TypeVar("Result")
 
@@ -157,14 +158,14 @@ def shown(name: str, value: object) -> str:
 
 
 def _whole(text: str, alternative: str = "") -> int:
-    if not re.fullmatch(r"[+-]?\d{1,18}", text):
-        raise ValueError(f"`{text}` is not {alternative}a whole number.")
+    require(
+        re.fullmatch(r"[+-]?\d{1,18}", text) is not None, f"`{text}` is not {alternative}a whole number.", ValueError
+    )
     return int(text)
 
 
 def _parsed(text: str, units: Mapping[str, float], what: str) -> float:
     number = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *([a-z]*)", text.strip().lower())
     parsed = math.inf if number is None or number[2] not in units else float(number[1]) * units[number[2]]
-    if math.isinf(parsed):
-        raise ValueError(f"`{text}` is not {what}.")
+    require(not math.isinf(parsed), f"`{text}` is not {what}.", ValueError)
     return parsed

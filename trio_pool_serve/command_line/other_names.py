@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 
 from trio_pool_serve.config.setting import did_you_mean
+from trio_pool_serve.errors import require
 
 ALIASES = {
     # TEI
@@ -213,8 +214,9 @@ def _refuse_several_names(arguments: Sequence[str]) -> None:
     following = pieces[flags.index("--served-model-name") + 1 :]
     words = list(takewhile(lambda word: not word.startswith("-"), following))
     names = words if {"--model", "--model-id"} & {*flags} or not flags[0].startswith("-") else words[:-1]
-    if len(names) > 1:
-        raise ValueError(f"Separate the names of --served-model-name by commas: write {','.join(names)}.")
+    require(
+        len(names) <= 1, f"Separate the names of --served-model-name by commas: write {','.join(names)}.", ValueError
+    )
 
 
 def refuse_unknown(
@@ -239,8 +241,7 @@ def refuse_unknown(
             otherwise = ". docs/settings.md lists all settings."
             end = did_you_mean(name, known, otherwise, lambda each: written(each).rpartition(": ")[2])
             reasons.append(f"{shown} is not a setting{end}")
-    if reasons:
-        raise ValueError("\n".join(reasons))
+    require(not reasons, "\n".join(reasons), ValueError)
 
 
 def _name(written: str) -> str:

@@ -18,6 +18,7 @@ from trio_pool_serve.config.help import help_, switch
 from trio_pool_serve.config.model_sources import read_toml
 from trio_pool_serve.config.network_config import KEY_PASSWORD
 from trio_pool_serve.engine.remote.connectors import HostAddress
+from trio_pool_serve.errors import require
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 
 ENVIRONMENT_PREFIX = "TRIO_POOL_SERVE_"
@@ -103,8 +104,11 @@ def engine(
 ) -> EngineServerConfig:
     """Compute a model for servers on other machines, started with `serve --engine-hosts`, until SIGTERM."""
     config = Config(models=(model,), **{**settings, "processes": evolve(settings["processes"], engine="local")})
-    if config.hosts.key_file is None:
-        raise ValueError("--key-file is missing. An engine accepts connections only from servers with its key.")
+    require(
+        config.hosts.key_file is not None,
+        "--key-file is missing. An engine accepts connections only from servers with its key.",
+        ValueError,
+    )
     return EngineServerConfig(
         config=config,
         listen=HostAddress.parse(listen),

@@ -29,6 +29,7 @@ from trio_pool_serve.config.requests_config import (
     TimeLimitsConfig,
 )
 from trio_pool_serve.config.setting import entries_of
+from trio_pool_serve.errors import require
 
 __all__ = (
     "ANY_NAME", "BatchConfig", "Config", "Dtype", "HostsConfig", "InputConfig", "KeyScope", "LogFormat", "LogLevel",
@@ -81,12 +82,21 @@ class Config:
     def _check_names(self) -> None:
         taken: dict[str, ModelSource] = {}
         for source in self.sources:
-            if source.name == ANY_NAME:
-                raise ValueError("`*` stands for all other names. Give the model a name of its own too: NAME,*.")
-            if ANY_NAME in source.adapters:
-                raise ValueError("`*` stands for all other names. Give the adapter a name of its own: NAME=FOLDER.")
-            if len(source.adapters) < len(source.loading.adapter):
-                raise ValueError(f"Two adapters of {source.name} have the same name.")
+            require(
+                source.name != ANY_NAME,
+                "`*` stands for all other names. Give the model a name of its own too: NAME,*.",
+                ValueError,
+            )
+            require(
+                ANY_NAME not in source.adapters,
+                "`*` stands for all other names. Give the adapter a name of its own: NAME=FOLDER.",
+                ValueError,
+            )
+            require(
+                len(source.adapters) == len(source.loading.adapter),
+                f"Two adapters of {source.name} have the same name.",
+                ValueError,
+            )
             for name in (source.name, *source.aliases, *source.adapters):
                 if name in taken:
                     where = f"{self.tables.file}: " if self.tables.file else ""
@@ -94,11 +104,12 @@ class Config:
                         f"{where}Two models have the same name `{name}`: {taken[name].location} and {source.location}."
                     )
                 taken[name] = source
-        if not taken:
-            raise NoModelError(
-                "No model given: name a local folder or the id of a model on the hub, or write tables [models.NAME] "
-                "in the file of --config."
-            )
+        require(
+            bool(taken),
+            "No model given: name a local folder or the id of a model on the hub, or write tables [models.NAME] "
+            "in the file of --config.",
+            NoModelError,
+        )
 
     def _check_model_changes(self) -> None:
         flag = self.model_changes.flag

@@ -7,6 +7,7 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, in_, optional
 
 from trio_pool_serve.config.setting import Setting, matches, within
+from trio_pool_serve.errors import require
 
 Placement: TypeAlias = Literal["local", "process", "hosts", "ray"]
 
@@ -165,8 +166,7 @@ class ProcessesConfig:
         if ".." in str(self.replicas) and self.engine != "ray":
             raise ValueError(f"--replicas {self.replicas}: a range requires --engine ray.")
         least, most = self.replica_range or (1, 1)
-        if least > most:
-            raise ValueError(f"--replicas {self.replicas}: write the smaller number first.")
+        require(least <= most, f"--replicas {self.replicas}: write the smaller number first.", ValueError)
 
 
 @frozen(kw_only=True)

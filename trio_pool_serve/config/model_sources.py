@@ -11,6 +11,7 @@ from attrs import Factory, evolve, frozen
 from trio_pool_serve.config.model_config import ModelConfig
 from trio_pool_serve.config.pooler_config import pooler_config_of, with_pooler_config
 from trio_pool_serve.config.setting import Text, converted, did_you_mean, plain_message
+from trio_pool_serve.errors import require
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -63,8 +64,11 @@ def source_of(model: str, loading: ModelConfig) -> ModelSource:
     name, equals, location = model.partition("=")
     if not equals or Path(model).is_dir():
         name, location = model, model
-    if not (name.strip("/") and location):
-        raise ValueError(f"`{model}` is not MODEL or NAME=MODEL: the name is empty or /, or the model is empty.")
+    require(
+        bool(name.strip("/") and location),
+        f"`{model}` is not MODEL or NAME=MODEL: the name is empty or /, or the model is empty.",
+        ValueError,
+    )
     given = loading.served_model_name
     first, *aliases = map(str.strip, given.split(",")) if given else [name]
     return ModelSource(first, location, tuple(aliases), with_pooler_config(loading))
@@ -78,15 +82,17 @@ def source_of_table(name: str, table: object, shared: ModelConfig) -> ModelSourc
     if not isinstance(table, Mapping):
         raise ValueError(f'Write a table, such as `model = "org/name"`, not {table!r}.')  # noqa: TRY004  (of the user's file)
     own = {key.replace("-", "_"): value for key, value in table.items()}
-    if len(own) < len(table):
-        raise ValueError("A setting is given twice, with `-` and with `_`.")
+    require(len(own) == len(table), "A setting is given twice, with `-` and with `_`.", ValueError)
     if unknown := own.keys() - KEYS:
         if of_server := unknown & OF_THE_SERVER:
             raise ValueError(f"`{min(of_server)}` is not a setting of one model; it is a flag of the server.")
         raise ValueError(f"Unknown key {min(unknown)}{did_you_mean(min(unknown), KEYS, f'; accepted: {ACCEPTED}.')}")
     own = {key: converted(key, value, KEYS[key]) for key, value in own.items()}
-    if not name.strip("/") or "model" not in own:
-        raise ValueError("A model needs a name and `model`, a local folder or the id of a model on the hub.")
+    require(
+        bool(name.strip("/")) and "model" in own,
+        "A model needs a name and `model`, a local folder or the id of a model on the hub.",
+        ValueError,
+    )
     location, aliases = own.pop("model"), own.pop("aliases", ())
     replaced = {EXCLUSIVE[key]: None for key in own if key in EXCLUSIVE}
     try:
@@ -128,6 +134,5 @@ def read_toml(path: str) -> tuple[dict[str, Any], ModelTables]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     tables = settings.pop("models", {})
-    if not isinstance(tables, dict):
-        raise ValueError(f"{path}: `models` must consist of tables, [models.NAME].")  # noqa: TRY004  (the user's)
+    require(isinstance(tables, dict), f"{path}: `models` must consist of tables, [models.NAME].", ValueError)
     return settings, ModelTables(path, tables)

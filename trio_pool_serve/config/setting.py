@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from attrs import Attribute, frozen
 
+from trio_pool_serve.errors import require
+
 RELATIONS = {">": "more than", ">=": "at least", "<": "less than", "<=": "at most"}
 
 
@@ -75,8 +77,11 @@ def matches(pattern: str, what: str) -> "Callable[[object, Attribute[Any], objec
     """Return a validator for values whose text matches a regular expression; its error describes them as ``what``."""
 
     def validate(_: object, attribute: "Attribute[Any]", value: object) -> None:
-        if not re.fullmatch(pattern, str(value), re.ASCII):
-            raise ValueError(f"{flag_of(attribute.name)}: `{value}` is not {what}.")
+        require(
+            re.fullmatch(pattern, str(value), re.ASCII) is not None,
+            f"{flag_of(attribute.name)}: `{value}` is not {what}.",
+            ValueError,
+        )
 
     return validate
 
@@ -85,7 +90,10 @@ def within(least: int, most: int) -> "Callable[[object, Attribute[Any], float], 
     """Return a validator for numbers from ``least`` to ``most``; its error shows both."""
 
     def validate(_: object, attribute: "Attribute[Any]", value: float) -> None:
-        if not least <= value <= most:
-            raise ValueError(f"{flag_of(attribute.name)} must be from {least} to {most}, not {value}.")
+        require(
+            least <= value <= most,
+            f"{flag_of(attribute.name)} must be from {least} to {most}, not {value}.",
+            ValueError,
+        )
 
     return validate

@@ -10,13 +10,17 @@ from cyclopts import Group, Parameter
 
 from trio_pool_serve.config.help import help_
 from trio_pool_serve.config.setting import matches, within
+from trio_pool_serve.errors import require
 
 CLIENTS = 32
 
 
 def _check_key(_: object, __: object, key: str) -> None:
-    if not re.fullmatch(r"[\x21-\x7e]*", key):  # nothing that ends a header, and not the key itself in an error
-        raise ValueError("--api-key contains a character that is not printable ASCII.")
+    require(
+        re.fullmatch(r"[\x21-\x7e]*", key) is not None,
+        "--api-key contains a character that is not printable ASCII.",
+        ValueError,
+    )
 
 
 @Parameter(name="*", group=Group("Load", sort_key=0))

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trio_pool_serve.bulk.file_urls import without_secrets
-from trio_pool_serve.errors import PoolServeError, innermost
+from trio_pool_serve.errors import PoolServeError, innermost, require
 from trio_pool_serve.load.bench_options import CLIENTS, LoadOptions, RequestOptions
 from trio_pool_serve.load.bench_result import Round, ServerResult, as_document, print_results
 from trio_pool_serve.load.client_connection import ClientConnection, NoResponseError, Response, Target, request_bytes
@@ -111,8 +111,11 @@ async def run_bench(urls: Sequence[str], load: LoadOptions, requests: RequestOpt
 
 def check_folder(file: Path | None) -> None:
     """Raise ``BenchError`` if a file cannot be written, before anything is measured. Blocks."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise BenchError(f"{file} cannot be written: its folder does not exist.")
+    require(
+        file is None or file.absolute().parent.is_dir(),
+        f"{file} cannot be written: its folder does not exist.",
+        BenchError,
+    )
 
 
 async def measure(
@@ -204,8 +207,9 @@ def bodies_of(options: RequestOptions, model: str | None) -> list[bytes]:
     if options.body_file is not None:
         return [line.encode() for line in _lines_of(options.body_file)]
     kind = "/" + options.route.rpartition("/")[2]
-    if kind not in ROUTES:
-        raise BenchError(f"--route {options.route} requires --body-file. Without it: {', '.join(ROUTES)}.")
+    require(
+        kind in ROUTES, f"--route {options.route} requires --body-file. Without it: {', '.join(ROUTES)}.", BenchError
+    )
     named = {} if model is None else {"model": model}
     size = options.texts + (kind in WITH_QUERY)
     texts = _texts(options, size)
@@ -225,13 +229,11 @@ def _texts(options: RequestOptions, size: int) -> list[str]:
 
 def _lines_of(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise BenchError(f"{path} exceeds {MAX_FILE_BYTES // 2**20} MiB.")
+        require(path.stat().st_size <= MAX_FILE_BYTES, f"{path} exceeds {MAX_FILE_BYTES // 2**20} MiB.", BenchError)
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
-    if not lines:
-        raise BenchError(f"{path} contains no lines.")
+    require(bool(lines), f"{path} contains no lines.", BenchError)
     return lines
 
 

@@ -15,7 +15,7 @@ from trio_pool_serve.bulk.own_engine import OwnEngine, open_own_engine
 from trio_pool_serve.bulk.table_task import TaskOptions
 from trio_pool_serve.config.model_config import BackendChoice, Dtype
 from trio_pool_serve.config.setting import plain_message
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.processes.large_imports import allow_torch
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.runs.tables.input_rows import InputRow
@@ -115,6 +115,5 @@ async def _open(model: str, own: OwnModelOptions, task: TaskOptions, text: TextO
     """Open the engine, and compute an example: options with which each row fails are refused at once."""
     async with open_own_engine(model, own, task, text) as engine:
         (result,) = (await engine.compute([InputRow(0, "", 0, task.record.example)])).rows
-        if result.error:
-            raise InvalidRequestError(result.error)
+        require_request(not result.error, result.error)
         yield engine

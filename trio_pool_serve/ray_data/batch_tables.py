@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from attrs import evolve
 
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, require
 from trio_pool_serve.runs.tables import arrow_rows
 from trio_pool_serve.runs.tables.input_rows import InputRow, Selection, listed
 from trio_pool_serve.runs.tables.output_rows import BatchBuilder, OutputColumn, RowResult
@@ -24,11 +24,17 @@ def as_table(batch: Any) -> pa.Table:
 def check_columns(table: pa.Table, wanted: Sequence[str], added: Sequence[str]) -> None:
     """Raise ``BulkInputError`` if a wanted column is missing, or one that is to be added is there."""
     for column in wanted:
-        if column not in table.column_names:
-            raise BulkInputError(f"No column {column!r}. The columns are: {listed(table.column_names)}.")
+        require(
+            column in table.column_names,
+            f"No column {column!r}. The columns are: {listed(table.column_names)}.",
+            BulkInputError,
+        )
     for column in added:
-        if column in table.column_names:
-            raise BulkInputError(f"A column {column!r} exists already. Pass another `prefix` for the new columns.")
+        require(
+            column not in table.column_names,
+            f"A column {column!r} exists already. Pass another `prefix` for the new columns.",
+            BulkInputError,
+        )
 
 
 def rows_of(table: pa.Table, columns: Sequence[str]) -> list[InputRow]:

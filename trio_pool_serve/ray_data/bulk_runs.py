@@ -18,6 +18,7 @@ from trio_pool_serve.errors import (
     PoolServeError,
     StorageInUseError,
     UnavailableError,
+    require,
     unwrap_exception_groups,
 )
 from trio_pool_serve.ray_data.actor_engine import EngineOptions, WithEngine, checked
@@ -61,12 +62,14 @@ class BulkRuns(WithEngine):
         rows_per_file: int = 8192,
         **options: Unpack[EngineOptions],
     ) -> None:
-        if command not in TABLE_TASKS:
-            raise ValueError(f"Unknown command {command!r}; accepted: {', '.join(TABLE_TASKS)}.")
+        require(command in TABLE_TASKS, f"Unknown command {command!r}; accepted: {', '.join(TABLE_TASKS)}.", ValueError)
         expected = TABLE_TASKS[command].columns
         columns = expected if columns is None else tuple(columns)
-        if len(columns) != len(expected):
-            raise ValueError(f"columns is {columns!r}; {command} takes {len(expected)}, such as {expected!r}.")
+        require(
+            len(columns) == len(expected),
+            f"columns is {columns!r}; {command} takes {len(expected)}, such as {expected!r}.",
+            ValueError,
+        )
         self._run = checked(
             RunOptions, model=model, id_column=id_column, on_error=on_error, rows_per_file=rows_per_file
         )

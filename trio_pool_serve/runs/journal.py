@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from attrs import define, evolve, frozen
 
-from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseError
+from trio_pool_serve.errors import BulkInputError, StorageError, StorageInUseError, require
 from trio_pool_serve.runs.run import Position
 from trio_pool_serve.runs.tables.input_table import Fingerprint
 from trio_pool_serve.storage.database import IN_MEMORY, Database, open_database
@@ -73,13 +73,13 @@ async def open_journal(path: Path | None, identity: Identity) -> AsyncIterator[J
     """
     try:
         async with open_database(path or IN_MEMORY, SCHEMA) as database:
-            rows = await database.run(lambda connection: connection.execute("SELECT name, value FROM run").fetchall())
-            kept = {row["name"]: row["value"] for row in rows}
-            if "progress" in kept:
-                raise BulkInputError(
-                    f"{database.path} was written by an earlier version. Finish the run with that version, or use "
-                    "--overwrite to start again."
-                )
+            kept = dict(await database.run(lambda connection: list(connection.execute("SELECT name, value FROM run"))))
+            require(
+                "progress" not in kept,
+                f"{database.path} was written by an earlier version. Finish the run with that version, or use "
+                "--overwrite to start again.",
+                BulkInputError,
+            )
             try:
                 position = msgspec.json.decode(kept.get("position", b"{}"), type=Position)
                 before = msgspec.json.decode(kept["identity"], type=Identity) if "identity" in kept else identity

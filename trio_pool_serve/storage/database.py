@@ -9,7 +9,7 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import StorageError, StorageFullError, StorageInUseError, StorageLostError
+from trio_pool_serve.errors import StorageError, StorageFullError, StorageInUseError, StorageLostError, require
 from trio_pool_serve.threads.dedicated_threads import DedicatedThreads
 
 T = TypeVar("T")
@@ -69,8 +69,11 @@ class Database:
         with self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             result = transaction(connection)
-            if self._files_at_path() != self._files:
-                raise StorageLostError(f"{self.path} was removed or replaced while it was open.")
+            require(
+                self._files_at_path() == self._files,
+                f"{self.path} was removed or replaced while it was open.",
+                StorageLostError,
+            )
             return result
 
     def _open(self, schema: str) -> None:

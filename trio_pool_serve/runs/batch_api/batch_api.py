@@ -20,6 +20,7 @@ from trio_pool_serve.errors import (
     ModelLoadError,
     StorageError,
     StorageInUseError,
+    require,
     unwrap_exception_groups,
 )
 from trio_pool_serve.processes.socket_folder import serve_at
@@ -127,8 +128,7 @@ class BatchApi:
             if await self._is_served():
                 self._wanted.set()  # to take over when that process ends
                 return self.socket
-            if not self._is_running:
-                raise EngineLoadingError("The server is starting.")
+            require(self._is_running, "The server is starting.", EngineLoadingError)
             if not create and not await self.offload.run("files", self.folder.exists):
                 return None
             await self._attempt(deadline)

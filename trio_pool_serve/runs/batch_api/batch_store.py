@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 from attrs import define, evolve, frozen
 
-from trio_pool_serve.errors import ConflictError, InvalidRequestError, NotFoundError, QuotaExceededError
+from trio_pool_serve.errors import ConflictError, NotFoundError, QuotaExceededError, require, require_request
 from trio_pool_serve.runs.batch_api.stored_records import (
     FINAL,
     TRANSITIONS,
@@ -162,18 +162,20 @@ class BatchStore:
         if idempotency_key is not None and (known := _of_key(connection, batch.owner, idempotency_key, request)):
             return known
         source = _find(connection, StoredFile, batch.owner, batch.input_file_id)
-        if source.purpose != "batch":
-            raise InvalidRequestError(
-                f"The file {source.id} has the purpose {source.purpose}, not batch.", param="input_file_id"
-            )
+        require_request(
+            source.purpose == "batch",
+            f"The file {source.id} has the purpose {source.purpose}, not batch.",
+            param="input_file_id",
+        )
         self._check_bytes(connection, batch.owner, 0)
         (unfinished,) = connection.execute(
             "SELECT COUNT(*) FROM batches WHERE owner = ? AND NOT is_final", (batch.owner,)
         ).fetchone()
-        if unfinished >= MAX_UNFINISHED:
-            raise QuotaExceededError(
-                f"The limit of {MAX_UNFINISHED} unfinished batches is reached. Wait until one ends, or cancel one."
-            )
+        require(
+            unfinished < MAX_UNFINISHED,
+            f"The limit of {MAX_UNFINISHED} unfinished batches is reached. Wait until one ends, or cancel one.",
+            QuotaExceededError,
+        )
         times = {"created_at": int(self.clock()), **batch.times}
         added = evolve(batch, digest=source.digest, input_created_at=source.created_at, times=times)
         connection.execute(
@@ -213,8 +215,11 @@ class BatchStore:
         Raises ``ConflictError`` if that state does not follow the one that it is in.
         """
         batch = _find(connection, StoredBatch, None, batch_id)
-        if to not in TRANSITIONS[batch.status]:
-            raise ConflictError(f"The batch {batch_id} is {batch.status}, and cannot become {to}.")
+        require(
+            to in TRANSITIONS[batch.status],
+            f"The batch {batch_id} is {batch.status}, and cannot become {to}.",
+            ConflictError,
+        )
         for file in results:
             _insert_file(connection, file)
         times = {**batch.times, time_of(to): int(self.clock())}
@@ -266,10 +271,11 @@ class BatchStore:
         (stored,) = connection.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
         positions = [batch.position for batch in _unfinished(connection, "AND owner = ?", owner)]
         stored += sum(position.output_bytes + position.error_bytes for position in positions)
-        if stored + nbytes > self.max_stored_bytes:
-            raise QuotaExceededError(
-                f"All files together may have {self.max_stored_bytes} bytes; there are {stored} already. Delete some."
-            )
+        require(
+            stored + nbytes <= self.max_stored_bytes,
+            f"All files together may have {self.max_stored_bytes} bytes; there are {stored} already. Delete some.",
+            QuotaExceededError,
+        )
 
 
 def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
@@ -313,8 +319,7 @@ def _of_key(connection: sqlite3.Connection, owner: str, idempotency_key: str, re
     ).fetchone()
     if row is None:
         return None
-    if row["request"] != request:
-        raise ConflictError("Another request has been sent with this Idempotency-Key.")
+    require(row["request"] == request, "Another request has been sent with this Idempotency-Key.", ConflictError)
     return _decode(row, StoredBatch)
 
 

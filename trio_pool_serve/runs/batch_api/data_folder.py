@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import StorageError
+from trio_pool_serve.errors import StorageError, require
 from trio_pool_serve.storage.durable_files import AppendedFile, make_folder, open_appended, storage_errors
 
 ID = re.compile(r"file-[0-9a-f]{32}")
@@ -58,8 +58,7 @@ class DataFolder:
 
     def create(self) -> None:
         """Create the folder and its subfolders, which only this user can enter. Raises ``StorageError``."""
-        if self._is_read_only:
-            raise StorageError(f"{self.path} is read-only, or belongs to another user.")
+        require(not self._is_read_only, f"{self.path} is read-only, or belongs to another user.", StorageError)
         with storage_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (self.path / "files", self.path / "uploads"):

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, require
 from trio_pool_serve.runs.tables import input_rows
 from trio_pool_serve.runs.tables.input_rows import (
     DEFAULT_ID,
@@ -87,22 +87,28 @@ def _ipc_reader(file: BinaryIO, name: str, included: list[int] | None) -> Any:
     ipc = import_extra("pyarrow.ipc", READING)
     start = file.read(len(FILE_MAGIC))
     file.seek(0)
-    if not start:
-        raise BulkInputError(f"{name} is empty.")
-    if start.startswith(OLD_FEATHER_MAGIC):
-        raise BulkInputError(f"{name} is a Feather file of version 1, which is not supported. Write it as version 2.")
+    require(bool(start), f"{name} is empty.", BulkInputError)
+    require(
+        not start.startswith(OLD_FEATHER_MAGIC),
+        f"{name} is a Feather file of version 1, which is not supported. Write it as version 2.",
+        BulkInputError,
+    )
     opened = ipc.open_file if start == FILE_MAGIC else ipc.open_stream
     return opened(file, options=ipc.IpcReadOptions(included_fields=included))
 
 
 def _columns_to_read(schema: Any, selection: Selection) -> list[str]:
     """Return the names of the columns, each once, ``DEFAULT_ID`` among them if it is used."""
-    default_id = DEFAULT_ID if schema.names.count(DEFAULT_ID) == 1 else None
-    row_id = default_id if selection.id_column is None else selection.id_column
+    row_id = _id_column(schema, selection)
     wanted = dict.fromkeys([*selection.columns, *([] if row_id is None else [row_id])])
     for column in wanted:
         index_of(column, schema.names, selection.name)
     return list(wanted)
+
+
+def _id_column(schema: Any, selection: Selection) -> str | None:
+    default = DEFAULT_ID if schema.names.count(DEFAULT_ID) == 1 else None
+    return default if selection.id_column is None else selection.id_column
 
 
 def _rows_per_block(n_bytes: int, n_rows: int) -> int:
@@ -115,8 +121,7 @@ def rows_of(batch: Any, before: int, selection: Selection) -> Iterator[InputRow]
     One block at a time is converted to Python objects.
     """
     columns, id_column, first = selection.columns, selection.id_column, selection.first
-    default_id = DEFAULT_ID if DEFAULT_ID in batch.schema.names else None
-    id_read = default_id if id_column is None else id_column
+    id_read = _id_column(batch.schema, selection)
     step = _rows_per_block(batch.nbytes, batch.num_rows)
     for start in range(max(0, selection.skip - before), batch.num_rows, step):
         part = batch.slice(start, step)

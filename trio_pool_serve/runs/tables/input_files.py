@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 from attrs import frozen
 
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, require
 from trio_pool_serve.runs.tables.table_formats import FORMATS, Format, format_of, known_format
 
 STDIN = "-"
@@ -69,11 +69,13 @@ def find_files(source: str, given: str | None, left_out: frozenset[Path] = froze
 
 
 def _standard_input(given: str | None) -> FoundFiles:
-    if given is None:
-        raise BulkInputError("Standard input has no file extension. Set --input-format, for example to jsonl or csv.")
+    require(
+        given is not None,
+        "Standard input has no file extension. Set --input-format, for example to jsonl or csv.",
+        BulkInputError,
+    )
     found = format_of(STDIN, given)
-    if not found.in_lines:
-        raise BulkInputError(f"{found} cannot be read from standard input. Use a file.")
+    require(found.in_lines, f"{found} cannot be read from standard input. Use a file.", BulkInputError)
     return (InputFile("standard input", None),), found
 
 
@@ -93,13 +95,18 @@ def _saved_dataset(source: str, folder: Path) -> FoundFiles:
     """Return the files that ``save_to_disk`` of the package datasets wrote, in its order."""
     state = _json(folder / "state.json", _SavedState)
     files = tuple([InputFile(file.filename, folder / file.filename) for file in state.data_files])
-    if any("/" in file.name for file in files):
-        raise BulkInputError(f"{source}/state.json lists files outside the folder.")
-    if state.indices_files:
-        raise BulkInputError(f"{source} was saved with an index of rows. Call flatten_indices() and save it again.")
+    require(
+        not state.indices_files,
+        f"{source} was saved with an index of rows. Call flatten_indices() and save it again.",
+        BulkInputError,
+    )
     for file in files:
-        if not (folder / file.name).is_file():
-            raise BulkInputError(f"{source} lacks the file {file.name}, which its state.json lists.")
+        require("/" not in file.name, f"{source}/state.json lists files outside the folder.", BulkInputError)
+        require(
+            (folder / file.name).is_file(),
+            f"{source} lacks the file {file.name}, which its state.json lists.",
+            BulkInputError,
+        )
     return files, Format("arrow")
 
 
@@ -115,8 +122,7 @@ def _found(
 ) -> FoundFiles:
     counting = [path for path in paths if path.is_file() and not (left_out and path.resolve() in left_out)]
     files = sorted([InputFile(os.path.relpath(path, folder), path) for path in counting], key=lambda file: file.name)
-    if not files:
-        raise BulkInputError(f"{source}: no such file, or no file with a known extension.")
+    require(bool(files), f"{source}: no such file, or no file with a known extension.", BulkInputError)
     formats = {format_of(file.name, given): file.name for file in files}
     if len(formats) > 1:
         examples = ", ".join(f"{name} is {found}" for found, name in formats.items())

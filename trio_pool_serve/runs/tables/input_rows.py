@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeAlias
 import msgspec
 from attrs import define, frozen
 
-from trio_pool_serve.errors import BulkInputError
+from trio_pool_serve.errors import BulkInputError, require
 from trio_pool_serve.runs.requests.request_lines import read_lines
 
 DEFAULT_ID = "id"
@@ -216,8 +216,11 @@ def csv_rows(file: BinaryIO, selection: Selection, delimiter: str) -> RowsOfFile
 
 def _header(cells: list[str], error: str, selection: Selection) -> _Header:
     name, id_column = selection.name, selection.id_column
-    if error or not _is_text("".join(cells)):
-        raise BulkInputError(f"{name}: the header cannot be read. {error or 'It is not UTF-8.'}")
+    require(
+        not error and _is_text("".join(cells)),
+        f"{name}: the header cannot be read. {error or 'It is not UTF-8.'}",
+        BulkInputError,
+    )
     default_id = cells.index(DEFAULT_ID) if DEFAULT_ID in cells else None
     row_id = default_id if id_column is None else index_of(id_column, cells, name)
     return _Header(len(cells), tuple([index_of(column, cells, name) for column in selection.columns]), row_id)

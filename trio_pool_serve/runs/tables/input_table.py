@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from attrs import define, field, frozen
 
-from trio_pool_serve.errors import BulkInputError, InputChangedError
+from trio_pool_serve.errors import BulkInputError, InputChangedError, require
 from trio_pool_serve.runs.tables.arrow_rows import arrow_rows, ipc_batches, parquet_batches
 from trio_pool_serve.runs.tables.input_files import InputFile, find_files
 from trio_pool_serve.runs.tables.input_rows import InputRow, RowsOfFile, Selection, csv_rows, jsonl_rows
@@ -160,8 +160,7 @@ class InputTable:
     def _opened(self, file: InputFile) -> AbstractContextManager[BinaryIO]:
         if file.path is not None:
             return file.path.open("rb", buffering=READ_BYTES)
-        if self._was_read:
-            raise BulkInputError("Standard input can be read only once.")
+        require(not self._was_read, "Standard input can be read only once.", BulkInputError)
         self._was_read = True
         return nullcontext(sys.stdin.buffer)
 
@@ -221,8 +220,9 @@ def read_errors(name: str) -> Iterator[None]:
 
 
 def _zst_content(file: BinaryIO) -> BinaryIO:
-    pyarrow = import_extra("pyarrow", "Reading .zst files")
-    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), READ_BYTES)
+    return io.BufferedReader(
+        import_extra("pyarrow", "Reading .zst files").CompressedInputStream(file, "zstd"), READ_BYTES
+    )
 
 
 CONTENT_OF: Mapping[Compression, Callable[[BinaryIO], BinaryIO]] = {

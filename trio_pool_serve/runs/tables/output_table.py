@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from attrs import define, evolve
 
-from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError
+from trio_pool_serve.errors import BulkInputError, StorageError, StorageLostError, require
 from trio_pool_serve.runs.run import Position, Result, Row, Sink
 from trio_pool_serve.runs.tables.output_rows import (
     LINES_OF,
@@ -208,7 +208,6 @@ class PartFolder:
         """Remove the part that is not complete. Complete ones stay, until writing resumes before them."""
         if self._part is not None:
             self._part.discard()
-            self._part = None
 
     def _end_group(self) -> None:
         if not self._group:
@@ -218,10 +217,11 @@ class PartFolder:
         self._group, self._group_bytes = [], 0
 
     def _new_part(self) -> PartFile:
-        if self._n_parts == MAX_PARTS:
-            raise StorageError(
-                f"{self._folder} contains {MAX_PARTS} parts, which is the limit. Increase --rows-per-file."
-            )
+        require(
+            self._n_parts < MAX_PARTS,
+            f"{self._folder} contains {MAX_PARTS} parts, which is the limit. Increase --rows-per-file.",
+            StorageError,
+        )
         path = _part_path(self._folder, self._format, self._n_parts)
         return PartFile(path, self._format.kind, self._builder.schema)
 
@@ -253,14 +253,14 @@ def _parts_after(folder: Path, table_format: Format, position: Position) -> list
     n_bytes = 0
     for part in range(position.parts):
         path = _part_path(folder, table_format, part)
-        if not path.is_file():
-            raise StorageError(f"{path} was complete, but has been deleted.")
+        require(path.is_file(), f"{path} was complete, but has been deleted.", StorageError)
         n_bytes += path.stat().st_size
-    if n_bytes != position.output_bytes:
-        raise StorageError(
-            f"{folder}: the first {position.parts} parts have {n_bytes} bytes, but {position.output_bytes} bytes were "
-            "written. One of them has been changed."
-        )
+    require(
+        n_bytes == position.output_bytes,
+        f"{folder}: the first {position.parts} parts have {n_bytes} bytes, but {position.output_bytes} bytes were "
+        "written. One of them has been changed.",
+        StorageError,
+    )
     return sorted(path for path, number in _parts_in(folder, table_format).items() if number >= position.parts)
 
 
@@ -342,8 +342,7 @@ def check_finished(path: Path, table_format: Format, position: Position) -> None
     """Raise ``StorageLostError`` if the output of a complete run has changed since. Nothing is opened."""
     try:
         with storage_errors(path):
-            if not path.exists():
-                raise StorageLostError(f"{path} has been deleted.")
+            require(path.exists(), f"{path} has been deleted.", StorageLostError)
             added = [] if table_format.in_lines else _parts_after(path, table_format, position)
             if added:
                 raise StorageLostError(f"{added[0]} was added; the run wrote {position.parts} parts.")
