@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trio_pool_serve.api.routes.models import tasks_of
+from trio_pool_serve.api.routes.models import main_task_of, tasks_of
 from trio_pool_serve.checking.model_report import (
     Memory,
     ModelReport,
@@ -110,9 +110,11 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
         async with open_service(_in_this_process(config, placed)) as service:
             load_s, loaded = time.monotonic() - began, resident_bytes()
             peak, speed = await _measure(service, show) if measure else (None, [])
-            weights = service.model().engine.facts.weight_bytes
             memory = Memory(
-                weights=weights, resident_before=before, resident_after_load=loaded, peak_of_largest_batch=peak
+                weights=service.model().engine.facts.weight_bytes,
+                resident_before=before,
+                resident_after_load=loaded,
+                peak_of_largest_batch=peak,
             )
             return _report(service, config, memory, speed, load_s, placed)
 
@@ -217,7 +219,6 @@ def _report(
 ) -> ModelReport:
     model, facts = service.model(), service.model().engine.facts
     folder, spec = model.folder, model.folder.spec
-    tasks = tasks_of(folder)
     replicas = service.offload.launch if placed.processes.computes_here else replicas_of(placed)
     (source,) = config.sources
     return ModelReport(
@@ -227,8 +228,8 @@ def _report(
         model_type=folder.model_type,
         weights=weights_of(folder, source.loading),
         parameters=facts.parameters,
-        task=folder.task or tasks[0],
-        tasks=tasks,
+        task=main_task_of(folder),
+        tasks=tasks_of(folder),
         accepts=accepted_by(model, config),
         scoring=spec.scoring,
         similarity=spec.similarity if spec.scoring == "vectors" else None,
