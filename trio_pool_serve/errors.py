@@ -13,24 +13,10 @@ from typing import Literal, Self, TypeAlias
 from attrs import frozen
 
 JobField: TypeAlias = Literal[
-    "prompts",
-    "chunks",
-    "chat_template",
-    "template_kwargs",
-    "continue_final_message",
-    "tasks",
-    "dimensions",
-    "token_pooling",
-    "max_active_dims",
-    "truncate_to",
-    "prompt_name",
-    "instruction",
-    "queries",
-    "documents",
-    "max_query_tokens",
-    "max_document_tokens",
-    "token_ids",
-]
+    "prompts", "chunks", "chat_template", "template_kwargs", "continue_final_message", "tasks", "dimensions",
+    "token_pooling", "max_active_dims", "truncate_to", "prompt_name", "instruction", "queries", "documents",
+    "max_query_tokens", "max_document_tokens", "token_ids",
+]  # fmt: skip
 """Fields of jobs and prompts. Each dialect has its own names for them."""
 
 OverloadReason: TypeAlias = Literal["queue", "memory", "api_key"]
@@ -97,10 +83,20 @@ class InvalidRequestError(InputError):
     """A field of the request has the wrong type or value, or an input cannot be rendered."""
 
 
-def require_request(is_valid: bool, otherwise: str, *, param: str | None = None, at: str = "") -> None:  # noqa: FBT001
-    """Raise ``InvalidRequestError`` with this message if a request is not valid, for ``param`` or the place ``at``."""
+def require_request(
+    is_valid: bool,  # noqa: FBT001  (as an assertion)
+    otherwise: str,
+    *,
+    param: str | None = None,
+    field: JobField | None = None,
+    at: str = "",
+) -> None:
+    """Raise ``InvalidRequestError`` with this message if a request is not valid.
+
+    The fault is in ``param``, in the job's ``field``, or at the place ``at``.
+    """
     if not is_valid:
-        raise InvalidRequestError.at(at, otherwise) if at else InvalidRequestError(otherwise, param=param)
+        raise InvalidRequestError.at(at, otherwise) if at else InvalidRequestError(otherwise, param=param, field=field)
 
 
 class MissingFieldError(InvalidRequestError):
@@ -319,7 +315,7 @@ class ModelLoadError(PoolServeError):
         return cls(f"{name} cannot be loaded: {cause}")
 
 
-def require(is_right: bool, otherwise: str, error: type[Exception] = ModelLoadError) -> None:  # noqa: FBT001
+def require(is_right: bool, otherwise: str, error: Callable[[str], Exception] = ModelLoadError) -> None:  # noqa: FBT001
     """Raise an error with this message, by default ``ModelLoadError``, if something is not right."""
     if not is_right:
         raise error(otherwise)

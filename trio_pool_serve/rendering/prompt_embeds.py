@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pybase64
 from attrs import frozen
 
-from trio_pool_serve.errors import ContextLengthError, EmptyInputError
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError, require_request
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
 from trio_pool_serve.rendering.stored_tensor import ITEM_BYTES, StoredDtype, StoredTensor, read_tensor, refused
 from trio_pool_serve.types import RenderedPrompt
@@ -52,11 +52,17 @@ class EmbedsFormat:
         finite float matrix of the model's width.
         """
         tensor = read_tensor(self._decode(prompt.payload))
-        if len(tensor.shape) != 2:
-            raise refused(f"The tensor has {len(tensor.shape)} dimensions; it must have 2: tokens and hidden size.")
+        require_request(
+            len(tensor.shape) == 2,
+            f"The tensor has {len(tensor.shape)} dimensions; it must have 2: tokens and hidden size.",
+            field="prompts",
+        )
         rows, width = tensor.shape
-        if width != self.width:
-            raise refused(f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide.")
+        require_request(
+            width == self.width,
+            f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide.",
+            field="prompts",
+        )
         if rows == 0:
             raise EmptyInputError("The tensor has no rows.", field="prompts")
         keep = rows if params.truncate_to is None else min(rows, params.truncate_to)
@@ -83,8 +89,7 @@ class EmbedsFormat:
                 except ValueError as error:  # padding before the end yields too few bytes, or too many here
                     raise refused("The tensor is not valid base64.") from error
                 place += len(piece)
-        if place != size:
-            raise refused("The tensor is not valid base64.")
+        require_request(place == size, "The tensor is not valid base64.", field="prompts")
         return decoded
 
     def _too_long(self, length: str) -> ContextLengthError:
@@ -106,6 +111,9 @@ def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any
     for begin in range(0, last - first, step):
         end = min(begin + step, last - first)
         rows[begin:end] = tensor.rows(first + begin, first + end)
-        if ((bits[begin:end] & exponent) == exponent).any():
-            raise refused("The tensor has numbers that are not finite.")
+        require_request(
+            not ((bits[begin:end] & exponent) == exponent).any(),
+            "The tensor has numbers that are not finite.",
+            field="prompts",
+        )
     return rows

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
-from trio_pool_serve.errors import AdapterError, ModelLoadError
+from trio_pool_serve.errors import AdapterError, ModelLoadError, require
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.types import Adapter
 
@@ -88,11 +88,12 @@ def require_all_layers(adapter: AdapterWeights, unchanged: Iterable[str], folder
     """Raise ``AdapterError`` if an adapter leaves a layer's module unchanged that its config names."""
     ends = tuple(f".{name}" for name in adapter.target_modules)
     missing = sorted(name for name in unchanged if IN_A_LAYER.search(name) and f".{name}".endswith(ends))
-    if missing:
-        raise AdapterError(
-            f"{folder} lacks updates for modules that its target_modules name: {shown(missing)}. If it was trained for "
-            "some layers only, its config must name them in layers_to_transform."
-        )
+    require(
+        not missing,
+        f"{folder} lacks updates for modules that its target_modules name: {shown(missing)}. If it was trained for "
+        "some layers only, its config must name them in layers_to_transform.",
+        AdapterError,
+    )
 
 
 def require_shape(update: Update, shape: tuple[int, ...], name: str, folder: str) -> None:
@@ -187,11 +188,15 @@ class AdapterStore(Generic[Placed]):
     def _load(self, adapter: Adapter) -> Placed:
         folder = adapter.folder
         try:
-            if not Path(folder).is_dir():
-                raise AdapterError(f"{folder} is not a folder on the machine that computes the model.")
+            require(
+                Path(folder).is_dir(), f"{folder} is not a folder on the machine that computes the model.", AdapterError
+            )
             weights = self.read(Path(folder))
-            if weights.digest != adapter.digest:
-                raise AdapterError(f"The files in {folder} have changed since the adapter was registered.")
+            require(
+                weights.digest == adapter.digest,
+                f"The files in {folder} have changed since the adapter was registered.",
+                AdapterError,
+            )
             return self.place(weights, folder)
         except ModelLoadError as error:
             raise AdapterError(str(error)) from error

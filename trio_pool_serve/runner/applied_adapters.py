@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 from transformers.pytorch_utils import Conv1D
 
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.runner.adapter_store import (
     AdapterStore,
     AdapterWeights,
@@ -135,10 +135,10 @@ class Adapters:
         unchanged = [name for name, each in self.modules.items() if isinstance(each, LAYERS) and each not in changed]
         require_all_layers(weights, unchanged, folder)
         changes = dict(found)
-        if len(changes) < len(found):
-            raise ModelLoadError(
-                f"{folder} changes a module twice. Serve it as a model: then it is merged into its base."
-            )
+        require(
+            len(changes) == len(found),
+            f"{folder} changes a module twice. Serve it as a model: then it is merged into its base.",
+        )
         for module in changes.keys() - self._hooked:
             module.register_forward_hook(self._change, with_kwargs=True)
             self._hooked.add(module)
@@ -177,8 +177,10 @@ class _Modules:
         """Return the change of a module."""
         module: Any = self[name]
         is_embedding = isinstance(module, nn.Embedding)
-        if is_embedding != update.is_embedding or not isinstance(module, LAYERS):
-            raise ModelLoadError(f"{self.folder} changes {name}, which is of the class {type(module).__name__} here.")
+        require(
+            is_embedding == update.is_embedding and isinstance(module, LAYERS),
+            f"{self.folder} changes {name}, which is of the class {type(module).__name__} here.",
+        )
         shape = tuple(module.weight.shape) if isinstance(module, nn.Linear) else tuple(module.weight.shape)[::-1]
         require_shape(update, shape, name, self.folder)
         scale = update.scale * (float(getattr(module, "embed_scale", 1.0)) if is_embedding else 1.0)
@@ -196,16 +198,18 @@ class _Modules:
         for name, own in by_module.items():
             module = self[name]
             theirs = dict(module.named_parameters(recurse=False))
-            if {key: each.shape for key, each in own.items()} != {key: tuple(theirs[key].shape) for key in theirs}:
-                raise ModelLoadError(f"{self.folder} replaces {name} by weights of other names or shapes.")
+            require(
+                {key: each.shape for key, each in own.items()} == {key: tuple(theirs[key].shape) for key in theirs},
+                f"{self.folder} replaces {name} by weights of other names or shapes.",
+            )
             placed = {key: self._placed(each, module) for key, each in own.items()}
             if all(torch.equal(placed[key], theirs[key]) for key in theirs):
                 continue  # PEFT stores embeddings beside their updates
-            if type(module) is not nn.Linear:
-                raise ModelLoadError(
-                    f"{self.folder} replaces all of {name}; per request, only linear layers can be replaced. "
-                    "Serve it as a model: its weights are merged when it is loaded."
-                )
+            require(
+                type(module) is nn.Linear,
+                f"{self.folder} replaces all of {name}; per request, only linear layers can be replaced. "
+                "Serve it as a model: its weights are merged when it is loaded.",
+            )
             changes[module] = ReplacedLayer(placed["weight"], placed.get("bias"))
         return changes
 

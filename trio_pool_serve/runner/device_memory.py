@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trio_pool_serve.errors import ModelLoadError, OutOfDeviceMemoryError
+from trio_pool_serve.errors import OutOfDeviceMemoryError, require
 from trio_pool_serve.types import Batch, PoolingParams, PoolingRequest, RenderedPrompt
 
 T = TypeVar("T")
@@ -79,8 +79,9 @@ def fit_budget(
             reason = str(error)  # the error's traceback refers to the tensors of batches before
         else:
             break
-        if budget < 2 * MIN_TOKENS:
-            raise ModelLoadError(f"The device has too little free memory for a batch of {budget} tokens: {reason}")
+        require(
+            budget >= 2 * MIN_TOKENS, f"The device has too little free memory for a batch of {budget} tokens: {reason}"
+        )
         budget //= 2
     if max_tokens > budget:  # a longer row is a batch of its own
         try:

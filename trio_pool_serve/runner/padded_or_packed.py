@@ -8,7 +8,7 @@ import torch
 from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.runner.comparison import TOLERANCES, difference, probe_rows, states_of
 from trio_pool_serve.runner.cuda.graphs import (
     CudaGraphBackend,
@@ -102,12 +102,18 @@ class Computation:
 def refuse_impossible(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> None:
     """Raise ``ModelLoadError`` for settings with which a model cannot be computed, before anything takes long."""
     on_cpu = params.device.type == "cpu"
-    if config.dtype == "int8" and (config.backend in ("torch", "compile") or not on_cpu):
-        raise ModelLoadError("--dtype int8 requires OpenVINO on CPU, and excludes --backend torch and compile.")
-    if config.backend == "openvino" and not on_cpu:
-        raise ModelLoadError(f"--backend openvino computes only on CPU, not on {params.device}; set --device cpu.")
-    if config.backend == "compile" and type(backbone) is not Backbone:
-        raise ModelLoadError("--backend compile: models that read images cannot be compiled.")
+    require(
+        config.dtype != "int8" or (on_cpu and config.backend not in ("torch", "compile")),
+        "--dtype int8 requires OpenVINO on CPU, and excludes --backend torch and compile.",
+    )
+    require(
+        config.backend != "openvino" or on_cpu,
+        f"--backend openvino computes only on CPU, not on {params.device}; set --device cpu.",
+    )
+    require(
+        config.backend != "compile" or type(backbone) is Backbone,
+        "--backend compile: models that read images cannot be compiled.",
+    )
 
 
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: LoadingParams, why_torch: str) -> Computation:
@@ -140,12 +146,9 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Loading
 
 def _pack(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> PackedBackbone:
     """Return the packed backbone; raises ``CannotPackError``."""
-    if config.backend == "torch":
-        raise CannotPackError("as configured")
-    if params.dtype == torch.float32:
-        raise CannotPackError("packed attention does not support float32")
-    if not has_flash():
-        raise CannotPackError("this version of torch has no variable-length attention")
+    require(config.backend != "torch", "as configured", CannotPackError)
+    require(params.dtype != torch.float32, "packed attention does not support float32", CannotPackError)
+    require(has_flash(), "this version of torch has no variable-length attention", CannotPackError)
     return pack_backbone(
         backbone, FLASH, pad_token_id=params.pad_token_id, max_tokens=params.max_tokens, device=params.device
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trio_pool_serve.config import Dtype
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cpu_features import dtype_on_cpu
 
 
@@ -18,8 +18,10 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cpu":
         return device
     device = torch.device(device.type, device.index or 0)  # a current device cannot be set without a number
-    if device.index >= torch.cuda.device_count():
-        raise ModelLoadError(f"--device {name}: {torch.cuda.device_count()} CUDA devices are usable here.")
+    require(
+        device.index < torch.cuda.device_count(),
+        f"--device {name}: {torch.cuda.device_count()} CUDA devices are usable here.",
+    )
     return device
 
 

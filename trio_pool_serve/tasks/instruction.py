@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, require_request
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.tasks.input_params import InputParams
@@ -20,11 +20,11 @@ def instruction_of(folder: AnyModelFolder, input_params: InputParams, max_model_
     if input_params.instruction is not None:
         # A longer one would be copied to every prompt, and leave no tokens for the texts.
         limit = max_model_len * INSTRUCTION_CHARACTERS_PER_TOKEN
-        if len(input_params.instruction) > limit:
-            raise InvalidRequestError(
-                f"{{instruction}} has {len(input_params.instruction)} characters; the limit is {limit}.",
-                field="instruction",
-            )
+        require_request(
+            len(input_params.instruction) <= limit,
+            f"{{instruction}} has {len(input_params.instruction)} characters; the limit is {limit}.",
+            field="instruction",
+        )
         # The marker of the input type of late interaction stays in front.
         keeps_marker = folder.spec.keeps_input_type_prompt
         marker = prompts.get(input_params.effective_input_type or "", "") if keeps_marker else ""

@@ -6,7 +6,7 @@ from functools import partial
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
-from trio_pool_serve.errors import InvalidRequestError, JobField, listed
+from trio_pool_serve.errors import InvalidRequestError, JobField, listed, require_request
 from trio_pool_serve.models.token_pooling import TokenPooling, pool_rows
 from trio_pool_serve.prompts import ChunkedPrompt, Prompt, has_images
 from trio_pool_serve.rendering.text.long_text import is_divided
@@ -105,10 +105,11 @@ class Pooled:
 def check_dimensions(model: Model, dimensions: int | None) -> None:
     """Raise ``InvalidRequestError`` unless the model's vectors can be truncated to ``dimensions``."""
     limit = model.dimensions
-    if dimensions is not None and not 1 <= dimensions <= limit:
-        raise InvalidRequestError(
-            f"{{dimensions}} must be from 1 to {limit} for this model, not {dimensions}.", field="dimensions"
-        )
+    require_request(
+        dimensions is None or 1 <= dimensions <= limit,
+        f"{{dimensions}} must be from 1 to {limit} for this model, not {dimensions}.",
+        field="dimensions",
+    )
 
 
 def _embed_params(model: Model, job: PoolJob) -> Embed:
@@ -140,11 +141,11 @@ def token_pooling_of(model: Model, job: PoolJob) -> TokenPooling | None:
     """
     own, factor = model.folder.spec.token_pooling, job.token_pooling
     if factor is not None:
-        if "token_embed" not in job.tasks or model.folder.spec.scoring != "late_interaction":
-            raise InvalidRequestError(
-                "{token_pooling} is only for token_embed of late-interaction models.",
-                field="token_pooling",
-            )
+        require_request(
+            "token_embed" in job.tasks and model.folder.spec.scoring == "late_interaction",
+            "{token_pooling} is only for token_embed of late-interaction models.",
+            field="token_pooling",
+        )
         if own is not None:
             raise InvalidRequestError(
                 f"Leave out `{{token_pooling}}`: this model's files already pool tokens, by the factor {own.factor:g}.",
@@ -169,10 +170,11 @@ async def pooled_tokens(
     Raises ``InvalidRequestError`` for more vectors than can be clustered. Cancellation: at once.
     """
     assert not isinstance(vectors, SparseVector)  # noqa: S101  (of another task)
-    if len(vectors) > MAX_CLUSTERED:
-        raise InvalidRequestError(
-            f"An input has {len(vectors)} token vectors; token_pooling can pool up to {MAX_CLUSTERED}.", field="prompts"
-        )
+    require_request(
+        len(vectors) <= MAX_CLUSTERED,
+        f"An input has {len(vectors)} token vectors; token_pooling can pool up to {MAX_CLUSTERED}.",
+        field="prompts",
+    )
     return await model.renderer.offload.run(
         "cluster", lambda: finish(pool_rows(vectors, pooling)), abandon_on_cancel=True
     )
@@ -219,12 +221,12 @@ def with_few_numbers(reserve: Reserve, dimensions: int, field: JobField) -> Rese
     def reserve_few(vectors: int) -> None:
         nonlocal total
         total += vectors
-        if total * dimensions > MAX_TOKEN_NUMBERS:
-            raise InvalidRequestError(
-                f"The inputs have {total} token vectors of {dimensions} numbers or more; the limit is "
-                f"{MAX_TOKEN_NUMBERS} numbers. Send fewer inputs at a time.",
-                field=field,
-            )
+        require_request(
+            total * dimensions <= MAX_TOKEN_NUMBERS,
+            f"The inputs have {total} token vectors of {dimensions} numbers or more; the limit is "
+            f"{MAX_TOKEN_NUMBERS} numbers. Send fewer inputs at a time.",
+            field=field,
+        )
         reserve(vectors)
 
     return reserve_few

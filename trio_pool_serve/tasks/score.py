@@ -8,7 +8,7 @@ import numpy.typing as npt
 from attrs import Factory, evolve, frozen
 
 from trio_pool_serve.engine.admission import AdmittedRequest
-from trio_pool_serve.errors import EmptyInputError, InvalidRequestError, JobField
+from trio_pool_serve.errors import EmptyInputError, JobField, require_request
 from trio_pool_serve.models.model_kind import Scoring, Similarity
 from trio_pool_serve.prompts import InputType, PairPrompt, RenderingParams, ScoreInput, has_images, prompt_of, text_of
 from trio_pool_serve.runner.openvino.heads import max_sim
@@ -46,19 +46,18 @@ class ScoreJob:
         empty: JobField = "documents" if self.queries else "queries"
         if not self.queries or not self.documents:
             raise EmptyInputError(f"{{{empty}}} is empty.", field=empty)
-        if len(self.queries) not in (1, len(self.documents)):
-            raise InvalidRequestError(
-                f"{len(self.queries)} queries and {len(self.documents)} documents: send one query, or one for each "
-                "document.",
-                field="queries",
-            )
+        require_request(
+            len(self.queries) in (1, len(self.documents)),
+            f"{len(self.queries)} queries and {len(self.documents)} documents: send one query, or one for each "
+            "document.",
+            field="queries",
+        )
         limits: dict[JobField, int | None] = {
             "max_query_tokens": self.max_query_tokens,
             "max_document_tokens": self.max_document_tokens,
         }
         for name, limit in limits.items():
-            if limit is not None and limit < 1:
-                raise InvalidRequestError(f"{{{name}}} must be at least 1, not {limit}.", field=name)
+            require_request(limit is None or limit >= 1, f"{{{name}}} must be at least 1, not {limit}.", field=name)
 
     def query_of(self, document: int) -> int:
         """Return the index of a document's query."""
@@ -103,8 +102,11 @@ async def score(model: Model, job: ScoreJob, context: RequestContext) -> Scores:
 async def _score_pairs(model: Model, job: ScoreJob, context: RequestContext, admitted: AdmittedRequest) -> Scores:
     """Compute each query and document as one row, for cross-encoders and generative rerankers."""
     rendering = model.rendering_params(job.input_params)
-    if any(map(has_images, (*job.queries, *job.documents))):
-        raise InvalidRequestError("This model scores pairs of texts; it accepts no images.", field="prompts")
+    require_request(
+        not any(map(has_images, (*job.queries, *job.documents))),
+        "This model scores pairs of texts; it accepts no images.",
+        field="prompts",
+    )
     queries, documents = list(map(text_of, job.queries)), list(map(text_of, job.documents))
     limits, params = (job.max_query_tokens, job.max_document_tokens), (Classify(job.activation),)
     to_compute = [

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, require_request
 from trio_pool_serve.prompts import ChatPrompt, InputType, TextPrompt
 from trio_pool_serve.rendering.text.tokenizer import Token
 from trio_pool_serve.tasks.input_params import InputParams
@@ -33,10 +33,11 @@ async def tokenize(
 
 
 def _refuse(model: Model, characters: int, context: RequestContext) -> None:
-    if characters > MAX_CHARACTERS:
-        raise InvalidRequestError(
-            f"The texts have {characters} characters; the limit is {MAX_CHARACTERS}.", field="prompts"
-        )
+    require_request(
+        characters <= MAX_CHARACTERS,
+        f"The texts have {characters} characters; the limit is {MAX_CHARACTERS}.",
+        field="prompts",
+    )
     model.engine.refuse_late(context.work(0))
 
 

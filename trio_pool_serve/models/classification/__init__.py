@@ -206,8 +206,7 @@ def classifier_heads(spec: Classifier) -> "BuiltHeads":
     from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
     from trio_pool_serve.runner.openvino.exported_graph import label_heads
 
-    if spec.modules:
-        raise UnusableGraphError(f"{names_of(spec.modules)} requires torch")
+    require(not spec.modules, f"{names_of(spec.modules)} requires torch", UnusableGraphError)
     functions: Mapping[str, str] = {
         activation: name.rpartition(".")[2] for activation, name in spec.activations.items()
     }

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
+from trio_pool_serve.errors import ModelLoadError, require, require_request
 from trio_pool_serve.models.embedding import similarity_of
 from trio_pool_serve.models.files.folder_files import FolderFiles
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
@@ -197,10 +197,9 @@ class TowerFormat:
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
         """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images."""
-        if images:
-            raise InvalidRequestError(
-                "This model takes a text or an image; an input cannot contain both.", field="prompts"
-            )
+        require_request(
+            not images, "This model takes a text or an image; an input cannot contain both.", field="prompts"
+        )
         return RenderedPrompt(token_ids)
 
 

@@ -183,11 +183,11 @@ def _require_plain_logits(model: Any, head: nn.Linear, softcap: float | None) ->
     ids = torch.arange(1, PROBE_TOKENS + 1, device=head.weight.device)[None]
     expected = model(input_ids=ids).logits[..., list(token_ids)].float()
     ours = SelectedLogits(head, token_ids, softcap)(model.base_model(input_ids=ids).last_hidden_state.float())
-    if (ours - expected).norm() > TOLERANCE * expected.norm():
-        raise ModelLoadError(
-            f"{model.config.model_type} transforms its logits in a way that is not supported: the logits of single "
-            "tokens cannot be computed from its states."
-        )
+    require(
+        not (ours - expected).norm() > TOLERANCE * expected.norm(),
+        f"{model.config.model_type} transforms its logits in a way that is not supported: the logits of single "
+        "tokens cannot be computed from its states.",
+    )
 
 
 def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
@@ -212,8 +212,10 @@ def require_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     """Raise ``ModelLoadError`` with the name of the first tensor with infinities or NaN; FP8 is not checked."""
     for name, tensor in tensors:
         is_float = tensor.is_floating_point() and tensor.itemsize > 1
-        if is_float and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise ModelLoadError(f"{name} in {folder} contains infinities or NaN ({tensor.dtype}).")
+        require(
+            not is_float or not tensor.numel() or all(bound.isfinite() for bound in tensor.aminmax()),
+            f"{name} in {folder} contains infinities or NaN ({tensor.dtype}).",
+        )
 
 
 def _files(folder: Path, prefix: str) -> list[Path]:

@@ -204,7 +204,6 @@ class ChildConverter:
                         logging.getLogger(name).log(level, "%s", text)
             if message.errno:
                 raise OSError(message.errno, message.error)
-            if message.refused:
-                raise UnusableGraphError(message.error)
+            require(not message.refused, message.error, UnusableGraphError)
             require(not message.error, message.error)
             return message

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
+from trio_pool_serve.errors import ModelLoadError, require, require_request
 from trio_pool_serve.models.dual_encoder import ImageTower, tower_processor
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_json
 from trio_pool_serve.models.late_interaction import LateInteraction
@@ -178,11 +178,9 @@ class PageFormat:
 
     def expand(self, token_ids: TokenIds, images: Sequence[ImageFeatures]) -> RenderedPrompt:
         """Return a text unchanged. Raises ``InvalidRequestError`` if it contains images or placeholders."""
-        if images:
-            raise InvalidRequestError(
-                "This model takes a text or the image of a page; an input cannot contain both.",
-                field="prompts",
-            )
+        require_request(
+            not images, "This model takes a text or the image of a page; an input cannot contain both.", field="prompts"
+        )
         reject_placeholders(token_ids, self.token_id)
         return RenderedPrompt(token_ids)
 

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError, require
+from trio_pool_serve.errors import ModelLoadError, require, require_request
 from trio_pool_serve.models.embedding import (
     STATES,
     Embedding,
@@ -124,10 +124,11 @@ class PlaceholderFormat:
             return RenderedPrompt(token_ids)
         (positions,) = np.nonzero(token_ids == self.token_id)
         sizes = [tokens for image in images for tokens in image.tokens]
-        if len(positions) != len(sizes):
-            raise InvalidRequestError(
-                f"An input has {len(sizes)} images, but {len(positions)} placeholders for images.", field="prompts"
-            )
+        require_request(
+            len(positions) == len(sizes),
+            f"An input has {len(sizes)} images, but {len(positions)} placeholders for images.",
+            field="prompts",
+        )
         repeats = np.ones(len(token_ids), dtype=np.int64)
         repeats[positions] = sizes
         if repeats.sum() > self.max_model_len:
@@ -137,8 +138,9 @@ class PlaceholderFormat:
 
 def reject_placeholders(token_ids: TokenIds, token_id: int) -> None:
     """Raise ``InvalidRequestError`` for an image placeholder: the model would match it with any image of the batch."""
-    if token_id in token_ids:
-        raise InvalidRequestError("An input has a placeholder for an image, but no image.", field="prompts")
+    require_request(
+        token_id not in token_ids, "An input has a placeholder for an image, but no image.", field="prompts"
+    )
 
 
 def join_images(images: Sequence[ImageFeatures]) -> ImageFeatures:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, ModelLoadError
+from trio_pool_serve.errors import InvalidRequestError, require
 from trio_pool_serve.prompts import PairPrompt, RenderingParams
 from trio_pool_serve.rendering.text.excerpt import shorten
 from trio_pool_serve.rendering.text.long_text import encode_input
@@ -120,8 +120,7 @@ def chat_pair(template: ChatFormat | None, tokenizer: Tokenizer) -> PairFormat:
     fault = _fault(template, tokenizer)
     if fault is None:
         return ChatPair(template)
-    if template.required:
-        raise ModelLoadError(f"The chat template cannot carry a query and a document: {fault}.")
+    require(not template.required, f"The chat template cannot carry a query and a document: {fault}.")
     return PairFormat()
 
 

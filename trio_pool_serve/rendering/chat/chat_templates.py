@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 from attrs import define, frozen
 
-from trio_pool_serve.errors import InvalidRequestError, JobField, UnavailableError, WorkerDiedError, WorkerTooSlowError
+from trio_pool_serve.errors import (
+    InvalidRequestError,
+    JobField,
+    UnavailableError,
+    WorkerDiedError,
+    WorkerTooSlowError,
+    require_request,
+)
 from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.prompts import ChatPrompt, ImagePart, Part
 from trio_pool_serve.rendering.chat.template_sandbox import MEMORY_BYTES, render_template
@@ -114,11 +121,9 @@ def _is_small(prompt: ChatPrompt) -> bool:
 def _encoded_request(template: ChatTemplate, prompt: ChatPrompt) -> bytes:
     """Return the arguments of ``render_conversation`` in JSON."""
     for name in prompt.template_kwargs:
-        if name in RESERVED_VARIABLES:
-            raise InvalidRequestError(
-                f"{{template_kwargs}} cannot set {name}.",
-                field="template_kwargs",
-            )
+        require_request(
+            name not in RESERVED_VARIABLES, f"{{template_kwargs}} cannot set {name}.", field="template_kwargs"
+        )
     request = {
         "template": template.text,
         "messages": [

@@ -16,6 +16,7 @@ from trio_pool_serve.errors import (
     MediaError,
     PoolServeError,
     field_of,
+    require_request,
     unwrap_exception_groups,
 )
 from trio_pool_serve.prompts import (
@@ -103,10 +104,11 @@ class Conversations:
             alone = image_format.alone(image)
             if alone is not None:
                 return alone  # not truncated: its processor decides how many tokens an image has
-        if len(parts) > 1 and not self.chat.templates:
-            raise InvalidRequestError(
-                "An input has several parts; this model reads one text or one image.", field="prompts"
-            )
+        require_request(
+            len(parts) == 1 or bool(self.chat.templates),
+            "An input has several parts; this model reads one text or one image.",
+            field="prompts",
+        )
         return await self._render_as_message(parts, params, client)
 
     async def _render_as_message(
@@ -165,19 +167,21 @@ class Conversations:
 
     async def text_of(self, prompt: ChatPrompt, client: int) -> str:
         """Return the text of a conversation of texts. Raises ``InvalidRequestError``. Cancellation: as ``render``."""
-        if _images(prompt.parts):
-            raise InvalidRequestError(
-                "An input has an image; only conversations of texts can be tokenized.", field="prompts"
-            )
+        require_request(
+            not _images(prompt.parts),
+            "An input has an image; only conversations of texts can be tokenized.",
+            field="prompts",
+        )
         template, prompt = self._template_and_messages(prompt, "")
         return await self.templates.render(template, prompt, client, max_characters=self.max_characters)
 
     def _template_and_messages(self, prompt: ChatPrompt, instruction: str) -> tuple[ChatTemplate, ChatPrompt]:
         """Return the template of a conversation, and the conversation with roles that the template knows."""
-        if prompt.add_generation_prompt and prompt.continue_final_message:
-            raise InvalidRequestError(
-                "Send add_generation_prompt or continue_final_message, not both.", field="continue_final_message"
-            )
+        require_request(
+            not (prompt.add_generation_prompt and prompt.continue_final_message),
+            "Send add_generation_prompt or continue_final_message, not both.",
+            field="continue_final_message",
+        )
         template = self._template(prompt)
         messages = prompt.messages
         if DEVELOPER not in template.text:
@@ -199,16 +203,16 @@ class Conversations:
             names = ", ".join(sorted(self.chat.templates))
             instead = f"no default chat template: set chat_template to one of {names}" if names else "no chat template"
             raise InvalidRequestError(f"This model has {instead}.", field="prompts")
-        if not self.trusts_request_templates:
-            raise InvalidRequestError(
-                "This server accepts no `{chat_template}` in requests (--trust-request-chat-template).",
-                field="chat_template",
-            )
-        if len(requested) > MAX_TEMPLATE_CHARACTERS:
-            raise InvalidRequestError(
-                f"{{chat_template}} has {len(requested)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}.",
-                field="chat_template",
-            )
+        require_request(
+            self.trusts_request_templates,
+            "This server accepts no `{chat_template}` in requests (--trust-request-chat-template).",
+            field="chat_template",
+        )
+        require_request(
+            len(requested) <= MAX_TEMPLATE_CHARACTERS,
+            f"{{chat_template}} has {len(requested)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}.",
+            field="chat_template",
+        )
         return ChatTemplate(
             text=requested, variables=variables, structured=expects_content_parts(requested), is_from_request=True
         )
@@ -217,8 +221,9 @@ class Conversations:
         """Return the image format. Raises ``InvalidRequestError`` unless the model accepts that many images."""
         if self.image_format is None or self.media is None:
             raise InvalidRequestError("An input has an image; this model reads texts only.", field="prompts")
-        if len(images) > MAX_IMAGES:
-            raise InvalidRequestError(f"An input has {len(images)} images; the limit is {MAX_IMAGES}.", field="prompts")
+        require_request(
+            len(images) <= MAX_IMAGES, f"An input has {len(images)} images; the limit is {MAX_IMAGES}.", field="prompts"
+        )
         return self.image_format
 
     async def _load(
@@ -302,10 +307,11 @@ def _with_system_for_developer(messages: tuple[ChatMessage, ...]) -> tuple[ChatM
 
 
 def _only_message(prompt: ChatPrompt) -> Sequence[Part]:
-    if len(prompt.messages) > 1 or prompt.messages[0].role != "user":
-        raise InvalidRequestError(
-            "An input must be one message with the role user: this model reads a text or an image.", field="prompts"
-        )
+    require_request(
+        len(prompt.messages) == 1 and prompt.messages[0].role == "user",
+        "An input must be one message with the role user: this model reads a text or an image.",
+        field="prompts",
+    )
     if not prompt.messages[0].parts:
         raise EmptyInputError("An input has no text and no image.", field="prompts")
     return prompt.messages[0].parts

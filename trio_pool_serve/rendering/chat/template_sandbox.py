@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import require_request
 
 OPEN_END = "END_OF_LAST_MESSAGE_8f3a61 "
 """Text appended to the last message to find its end. The blank shows whether the template strips messages."""
@@ -166,10 +166,9 @@ def render_template(encoded_request: bytes, max_characters: int) -> bytes:
         message = f"{error}"[:MAX_ERROR_CHARACTERS] or type(error).__name__
     # Outside the except block: a chained exception is sent with all frames of its cause, of which a template can make
     # too many to send.
-    if message:
-        raise InvalidRequestError(f"The chat template cannot be rendered: {message}")
-    if len(text) > max_characters:
-        raise InvalidRequestError(
-            f"The chat template makes {len(text)} characters of this conversation; the limit is {max_characters}."
-        )
+    require_request(not message, f"The chat template cannot be rendered: {message}")
+    require_request(
+        len(text) <= max_characters,
+        f"The chat template makes {len(text)} characters of this conversation; the limit is {max_characters}.",
+    )
     return utf8

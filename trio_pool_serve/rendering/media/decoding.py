@@ -11,7 +11,7 @@ from io import BytesIO
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from trio_pool_serve.errors import MediaError
+from trio_pool_serve.errors import MediaError, require
 
 MAX_SCANS_AT_MAX_PIXELS = 32
 """Maximum scans of a JPEG with the maximum number of pixels; a smaller one may have proportionally more.
@@ -72,13 +72,19 @@ def _jpeg_scans(encoded: bytes) -> int:
         at = _segment_from(encoded, end)
         if not scans:
             filler += (at if at >= 0 else len(encoded)) - end
-        if filler > MAX_JPEG_FILLER:
-            raise MediaError("The image is a JPEG with filler between its segments, which is not supported.")
+        require(
+            filler <= MAX_JPEG_FILLER,
+            "The image is a JPEG with filler between its segments, which is not supported.",
+            MediaError,
+        )
         if at < 0 or encoded[at + 1] == _END:
             return scans  # bytes after the end belong to other files: a thumbnail, a video
         scans += encoded[at + 1] == _SCAN
-        if encoded[at + 1] in _ARITHMETIC:
-            raise MediaError("The image is a JPEG in arithmetic coding, which is not supported.")
+        require(
+            encoded[at + 1] not in _ARITHMETIC,
+            "The image is a JPEG in arithmetic coding, which is not supported.",
+            MediaError,
+        )
         end = at + 2 + max(2, int.from_bytes(encoded[at + 2 : at + 4]))
     raise MediaError(f"The image is a JPEG of more than {MAX_JPEG_SEGMENTS} segments.")
 
@@ -148,15 +154,24 @@ def decode_image(encoded: bytes, max_pixels: int) -> Image.Image:
 
 def _require_bounded(image: ImageFile, scans: int, max_pixels: int) -> None:
     width, height = image.size
-    if not 1 <= width * height <= max_pixels:
-        raise MediaError(f"The image has {width} × {height} pixels; the limit is {max_pixels}.")
+    require(
+        1 <= width * height <= max_pixels,
+        f"The image has {width} × {height} pixels; the limit is {max_pixels}.",
+        MediaError,
+    )
     units = -(-width // MAX_MCU_SIDE) * -(-height // MAX_MCU_SIDE)
-    if scans > MAX_SCANS_AT_MAX_PIXELS and scans * units * MAX_MCU_SIDE**2 > MAX_SCANS_AT_MAX_PIXELS * max_pixels:
-        # More work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image.
-        raise MediaError(f"The image of {width} × {height} pixels has {scans} scans, too many to decode.")
-    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
-        # Pillow's decoder for these is in Python: 7 s for an image of a kilobyte, holding the interpreter lock.
-        raise MediaError("The image is a BMP in run-length encoding, which is not supported.")
+    # More work than ``MAX_SCANS_AT_MAX_PIXELS`` scans of the largest image.
+    require(
+        scans <= MAX_SCANS_AT_MAX_PIXELS or scans * units * MAX_MCU_SIDE**2 <= MAX_SCANS_AT_MAX_PIXELS * max_pixels,
+        f"The image of {width} × {height} pixels has {scans} scans, too many to decode.",
+        MediaError,
+    )
+    # Pillow's decoder for these is in Python: 7 s for an image of a kilobyte, holding the interpreter lock.
+    require(
+        all(tile.codec_name != "bmp_rle" for tile in image.tile),
+        "The image is a BMP in run-length encoding, which is not supported.",
+        MediaError,
+    )
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pybase64
 
-from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.errors import InvalidRequestError, MediaError, require, require_request
 from trio_pool_serve.rendering.memory_budget import in_units
 
 BASE64_SLICE = 2**20
@@ -37,8 +37,9 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
     Raises ``InvalidRequestError`` for a URL without base64, ``MediaError`` for invalid base64 or too many bytes.
     """
     start = url.find(",", 0, MAX_MEDIA_TYPE) + 1
-    if not BEFORE_DATA.search(url[:start]):
-        raise InvalidRequestError("The data: URL of the image must have ;base64 before its comma.")
+    require_request(
+        BEFORE_DATA.search(url[:start]) is not None, "The data: URL of the image must have ;base64 before its comma."
+    )
     excess = len(url) - start - (max_bytes + 2) // 3 * 4
     if excess > 0 and excess > sum(url.count(chr(blank)) for blank in WHITESPACE) + 3 * url.count("%"):
         raise too_large(max_bytes)  # whatever is left out
@@ -106,13 +107,14 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
 
 
 def _require_plain(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise MediaError("The file of the image is not a regular file.")
+    require(stat.S_ISREG(status.st_mode), "The file of the image is not a regular file.", MediaError)
 
 
 def _require_inside(path: str, root: str) -> None:
-    if path == root or not Path(path).is_relative_to(root):
-        raise InvalidRequestError("The file of the image is outside the permitted folder (--allowed-media-path).")
+    require_request(
+        path != root and Path(path).is_relative_to(root),
+        "The file of the image is outside the permitted folder (--allowed-media-path).",
+    )
 
 
 def _of_limited_size(content: bytes, max_bytes: int) -> bytes:

@@ -9,7 +9,7 @@ import h11
 import trio
 from attrs import define, field
 
-from trio_pool_serve.errors import InvalidRequestError, MediaError
+from trio_pool_serve.errors import InvalidRequestError, MediaError, require, require_request
 from trio_pool_serve.processes.large_imports import LazyModule
 from trio_pool_serve.rendering.media.addresses import Resolver, is_public, is_within
 from trio_pool_serve.rendering.media.encoded_image import too_large
@@ -193,13 +193,16 @@ class ImageFetcher:
             host = _host(parsed)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
             raise InvalidRequestError("The URL of the image is malformed.") from error
-        if parsed.scheme not in ("http", "https") or not host:
-            raise InvalidRequestError("The URL of the image must begin with http: or https: and have a host.")
-        if parsed.userinfo:
-            raise InvalidRequestError("The URL of the image must not contain credentials.")
+        require_request(
+            parsed.scheme in ("http", "https") and host != "",
+            "The URL of the image must begin with http: or https: and have a host.",
+        )
+        require_request(not parsed.userinfo, "The URL of the image must not contain credentials.")
         entries = {"*", host, *(f"*{host[at:]}" for at, letter in enumerate(host) if letter == ".")}
-        if self.domains and entries.isdisjoint(self.domains) and not is_within(host, self.networks):
-            raise InvalidRequestError(f"This server fetches no images from {host} (--allowed-media-domains).")
+        require_request(
+            not self.domains or not entries.isdisjoint(self.domains) or is_within(host, self.networks),
+            f"This server fetches no images from {host} (--allowed-media-domains).",
+        )
         return parsed
 
     async def _get(self, url: "httpx.URL", held: Reservation) -> "list[bytes] | httpx.URL":
@@ -208,8 +211,11 @@ class ImageFetcher:
         port = url.port or (443 if url.scheme == "https" else 80)
         addresses = await self.resolver.resolve(host, port, held.client.number)
         allowed = (is_within(address, self.networks) or is_public(address) for address in addresses)
-        if not 0 < len(addresses) <= MAX_ADDRESSES or not all(allowed):
-            raise MediaError("The host of the image has no address that the server may fetch images from.")
+        require(
+            0 < len(addresses) <= MAX_ADDRESSES and all(allowed),
+            "The host of the image has no address that the server may fetch images from.",
+            MediaError,
+        )
         addresses = addresses[:MAX_TRIED_ADDRESSES]
         ssl_context = await self._load_ssl_context() if url.scheme == "https" else None
         for address in addresses:
@@ -246,11 +252,15 @@ class ImageFetcher:
             raise MediaError("The URL of the image redirects to one that is not followed.") from error
 
     async def _read(self, response: h11.Response, download: ImageDownload, held: Reservation) -> list[bytes]:
-        if response.status_code != 200:
-            raise MediaError(f"The server of the image responded with {response.status_code}.")
+        require(
+            response.status_code == 200, f"The server of the image responded with {response.status_code}.", MediaError
+        )
         headers = httpx.Headers(list(response.headers))
-        if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise MediaError("The server of the image sent it compressed, which was not requested.")
+        require(
+            headers.get("Content-Encoding", "identity").strip().lower() == "identity",
+            "The server of the image sent it compressed, which was not requested.",
+            MediaError,
+        )
         length = headers.get("Content-Length", "")
         if length.isdecimal() and int(length) > self.max_bytes:
             raise too_large(self.max_bytes)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from trio_pool_serve.errors import MediaError
+from trio_pool_serve.errors import MediaError, require
 from trio_pool_serve.types import ImageFeatures, RenderedPrompt, TokenIds
 
 if TYPE_CHECKING:
@@ -59,11 +59,12 @@ class FolderProcessor:
         support.
         """
         width, height = image.size
-        if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-            raise MediaError(
-                f"The image of {width} × {height} pixels is too elongated: one side may be {MAX_ASPECT_RATIO} times as "
-                "long as the other."
-            )
+        require(
+            max(width, height) <= MAX_ASPECT_RATIO * min(width, height),
+            f"The image of {width} × {height} pixels is too elongated: one side may be {MAX_ASPECT_RATIO} times as "
+            "long as the other.",
+            MediaError,
+        )
         try:
             made = self._processor(images=image, return_tensors="np")
         except ValueError as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from trio_pool_serve.errors import InvalidRequestError
+from trio_pool_serve.errors import InvalidRequestError, require_request
 from trio_pool_serve.rendering.text.tokenizer import Positions
 
 MAX_OVERLAP = 8
@@ -64,14 +64,15 @@ def _refuse_without_tokens(tokens: npt.NDArray[np.int64], chunks: Sequence[tuple
 
 
 def _refuse_too_many(tokens: npt.NDArray[np.int64], of_document: int) -> None:
-    if len(tokens) > of_document:
-        raise InvalidRequestError(
-            f"The document has {len(tokens)} chunks, but only {of_document} tokens.", field="chunks"
-        )
+    require_request(
+        len(tokens) <= of_document,
+        f"The document has {len(tokens)} chunks, but only {of_document} tokens.",
+        field="chunks",
+    )
     together = int((tokens[:, 1] - tokens[:, 0]).sum())
-    if together > MAX_OVERLAP * of_document:
-        raise InvalidRequestError(
-            f"The chunks have {together} tokens together; the limit is {MAX_OVERLAP} times the document's "
-            f"{of_document}. Send fewer chunks that overlap.",
-            field="chunks",
-        )
+    require_request(
+        together <= MAX_OVERLAP * of_document,
+        f"The chunks have {together} tokens together; the limit is {MAX_OVERLAP} times the document's "
+        f"{of_document}. Send fewer chunks that overlap.",
+        field="chunks",
+    )

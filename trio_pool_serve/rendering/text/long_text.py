@@ -6,7 +6,7 @@ The request decides; if it does not, ``--long-text`` does, and by default its di
 from itertools import takewhile
 
 from trio_pool_serve.config.model_config import LongText
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, require_request
 from trio_pool_serve.prompts import RenderingParams
 from trio_pool_serve.rendering.text.excerpt import Excerpt, encode_excerpt
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Tokenizer, all_ids
@@ -27,18 +27,18 @@ def truncation_of(
     if truncate_to is None:
         truncates = long_text == "truncate" or (dialect_truncates and long_text != "refuse")
         return limit if truncates and not refuses_longer else None
-    if truncate_to > limit:
-        # Clients know the error by the words of vLLM's sentences.
-        raise InvalidRequestError(
-            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}: that is greater than max_model_len. "
-            "Please request a smaller truncation size.",
-            field="truncate_to",
-        )
-    if truncate_to != -1 and truncate_to < 1:
-        raise InvalidRequestError(
-            f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}.",
-            field="truncate_to",
-        )
+    # Clients know the error by the words of vLLM's sentences.
+    require_request(
+        truncate_to <= limit,
+        f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}: that is greater than max_model_len. "
+        "Please request a smaller truncation size.",
+        field="truncate_to",
+    )
+    require_request(
+        truncate_to == -1 or truncate_to >= 1,
+        f"{{truncate_to}} must be -1 or from 1 to {limit}, not {truncate_to}.",
+        field="truncate_to",
+    )
     return limit if truncate_to == -1 else truncate_to
 
 
@@ -78,11 +78,11 @@ def encode_input(
 def available_tokens(params: RenderingParams, max_model_len: int, taken: int, kind: str = "special") -> int:
     """Return how many tokens remain for an input after ``taken`` ones of a kind. Raises ``InvalidRequestError``."""
     limit = min(max_model_len, params.truncate_to or max_model_len)
-    if limit <= taken:
-        raise InvalidRequestError(
-            f"An input is truncated to {limit} tokens, which {taken} {kind} tokens fill: no token of the text is left.",
-            field="truncate_to",
-        )
+    require_request(
+        limit > taken,
+        f"An input is truncated to {limit} tokens, which {taken} {kind} tokens fill: no token of the text is left.",
+        field="truncate_to",
+    )
     return limit - taken
 
 
@@ -107,11 +107,9 @@ def windows_of(
     read = encode_excerpt(tokenizer, instruction + text, MAX_WINDOWS * max_model_len, "right")
     prefix, rest = _split_instruction(tokenizer, instruction, text, read.encoded)
     size = max_model_len - special - len(prefix)
-    if size <= 0:
-        raise InvalidRequestError(
-            "{instruction} fills the maximum length: no token of the text is left.",
-            field="instruction",
-        )
+    require_request(
+        size > 0, "{instruction} fills the maximum length: no token of the text is left.", field="instruction"
+    )
     windows = tokenizer.finish_windows(rest, size, prefix=prefix, add_special_tokens=adds_special_tokens)
     if len(windows) > MAX_WINDOWS or not read.is_whole:
         raise ContextLengthError(

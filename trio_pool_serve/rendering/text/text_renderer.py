@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from attrs import Factory, define, evolve, field
 
-from trio_pool_serve.errors import ContextLengthError, InvalidRequestError
+from trio_pool_serve.errors import ContextLengthError, InvalidRequestError, require_request
 from trio_pool_serve.prompts import ChunkedPrompt, InputType, PairPrompt, RenderingParams, TextPrompt, TokensPrompt
 from trio_pool_serve.rendering.text.chunk_tokens import tokens_of_chunks
 from trio_pool_serve.rendering.text.excerpt import CHARACTERS_PER_TOKEN, MARGIN_TOKENS, encode_excerpt, shorten
@@ -90,8 +90,7 @@ class TextRenderer:
     def _render_pair(self, prompt: PairPrompt, params: RenderingParams) -> RenderedPrompt:
         with self.tokenizers.lend() as tokenizer:
             rendered = self.pair_format.render(tokenizer, prompt, params, self.max_model_len)
-        if len(rendered.token_ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", field="prompts")
+        require_request(len(rendered.token_ids) > 0, "An input has no tokens.", field="prompts")
         return rendered
 
     def _encode_short(self, prompts: Sequence[PromptToRender]) -> Mapping[int, Encoded]:
@@ -157,8 +156,7 @@ class TextRenderer:
         ids, keep = prompt.token_ids, min(most, params.truncate_to or most)
         if params.truncate_to is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[-keep:]
-        if len(ids) == 0:
-            raise InvalidRequestError("An input has no tokens.", field="prompts")
+        require_request(len(ids) > 0, "An input has no tokens.", field="prompts")
         if len(ids) > most:
             raise too_long(f"{len(ids)}", most)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
@@ -200,8 +198,7 @@ class TextRenderer:
                     instruction_tokens = _remaining_instruction(tokenizer, token_ids, special, of_text)
                 instruction_tokens = min(instruction_tokens, len(token_ids))
             rendered = self.text_format.finish(token_ids, params.input_type)
-            if len(rendered.token_ids) == 0:
-                raise InvalidRequestError("An input has no tokens.", field="prompts")
+            require_request(len(rendered.token_ids) > 0, "An input has no tokens.", field="prompts")
             if isinstance(prompt, ChunkedPrompt):
                 chunks = tokens_of_chunks(
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens

@@ -18,6 +18,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.runner.comparison import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
@@ -53,11 +54,9 @@ class PackedBackbone:
 
     def __attrs_post_init__(self) -> None:
         self._transformer = getattr(self.backbone.model, "base_model", None)
-        if self._transformer is None:
-            raise CannotPackError("its model is not a transformers model")
+        require(self._transformer is not None, "its model is not a transformers model", CannotPackError)
         self._signature = inspect.signature(self._transformer.forward)
-        if "position_ids" not in self._signature.parameters:
-            raise CannotPackError("its positions cannot be given")
+        require("position_ids" in self._signature.parameters, "its positions cannot be given", CannotPackError)
         self._remove_hooks = (
             self._transformer.register_forward_pre_hook(self._add_bounds, with_kwargs=True).remove,
             self._transformer.register_forward_hook(self._take_first_tokens).remove,
@@ -171,8 +170,11 @@ class PackedBackbone:
         model: Any = self.backbone.model
         config = model.config.get_text_config()
         window = getattr(config, "sliding_window", None) or 0
-        if MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens:
-            raise CannotPackError("its sliding window is too long to be compared")
+        require(
+            not MAX_PROBE_TOKENS < 2 * window < 2 * max_tokens,
+            "its sliding window is too long to be compared",
+            CannotPackError,
+        )
         longest = min(max_tokens, max(PROBE_TOKENS, 2 * window), MAX_PROBE_TOKENS)
         embedding = model.get_input_embeddings()
         rows = probe_rows(embedding.num_embeddings, (max(1, longest // 2), longest, 1, max(1, longest // 3)))
@@ -190,14 +192,18 @@ class PackedBackbone:
                 differences[rule] = difference(outputs_of(self, prompts), expected)
         self.rule = min(differences, key=differences.__getitem__)
         tolerance = TOLERANCES[embedding.weight.dtype]
-        if not differences[self.rule] <= tolerance:
-            raise CannotPackError(f"its states differ by {differences[self.rule]:.2g}")
+        require(
+            differences[self.rule] <= tolerance, f"its states differ by {differences[self.rule]:.2g}", CannotPackError
+        )
         # The first row and the last are the same. A causal convolution mixes a row only into later ones.
         between = (rows[1][::-1], (rows[2] + 1) % embedding.num_embeddings)
         others = [prompts[0], *(RenderedPrompt(row.copy()) for row in between), prompts[-1]]
         as_before, again = (outputs_of(self, some) for some in (prompts, others))
-        if not all(torch.equal(as_before[row], again[row]) for row in (0, -1)):
-            raise CannotPackError("its rows depend on one another")
+        require(
+            all(torch.equal(as_before[row], again[row]) for row in (0, -1)),
+            "its rows depend on one another",
+            CannotPackError,
+        )
         if self.backbone.embeds_width:
             self.takes_embeds = True
             without_padding = [row[row != self.pad_token_id] for row in rows[2:]]  # some models know it by its id
@@ -215,8 +221,7 @@ def pack_backbone(
     Raises ``CannotPackError`` for models that read images, for models whose code does not call registered attention
     functions, and if the output differs by more than ``TOLERANCES`` or a row's output depends on other rows.
     """
-    if type(backbone) is not Backbone:
-        raise CannotPackError("it reads images")
+    require(type(backbone) is Backbone, "it reads images", CannotPackError)
     packed = PackedBackbone(backbone, attention, pad_token_id)
     try:
         packed.fit(max_tokens=max_tokens, device=device)

@@ -9,6 +9,7 @@ import openvino as ov
 from attrs import frozen
 from openvino import opset15 as ops
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.runner.batch_rows import IDS
 from trio_pool_serve.runner.openvino.converted_model import UnusableGraphError
 from trio_pool_serve.runner.openvino.heads import POOLINGS, AnyHead, Chunks, Labels, TokenLabels, TokenVectors, Vector
@@ -36,14 +37,19 @@ class ExportedGraph:
             node = given.get_node()
             node.set_friendly_name(next(iter(given.names & {*IDS}), node.get_friendly_name()))
         inputs = {given.get_node().get_friendly_name(): given for given in graph.inputs}
-        if not {"input_ids", "attention_mask"} <= inputs.keys() <= {*IDS}:
-            raise UnusableGraphError(f"its inputs are {', '.join(inputs)}")
-        if any(given.element_type != ov.Type.i64 for given in graph.inputs):
-            raise UnusableGraphError("its inputs are not int64")
+        require(
+            {"input_ids", "attention_mask"} <= inputs.keys() <= {*IDS},
+            f"its inputs are {', '.join(inputs)}",
+            UnusableGraphError,
+        )
+        require(
+            all(given.element_type == ov.Type.i64 for given in graph.inputs),
+            "its inputs are not int64",
+            UnusableGraphError,
+        )
         graph.reshape({given: ov.PartialShape([-1, -1]) for given in graph.inputs})
         found = [result for result in graph.get_results() if result.output(0).names & OUTPUTS[output]]
-        if not found:
-            raise UnusableGraphError(f"it has no output {' or '.join(sorted(OUTPUTS[output]))}")
+        require(bool(found), f"it has no output {' or '.join(sorted(OUTPUTS[output]))}", UnusableGraphError)
         states = found[0].input_value(0)
         return cls(graph, states if states.element_type == ov.Type.f32 else ops.convert(states, "f32").output(0))
 
@@ -108,8 +114,7 @@ class BuiltHeads:
 
 def pooling_heads(pooling: Sequence[str], *, normalizes: bool) -> BuiltHeads:
     """Return the heads of an embedding model. Raises ``UnusableGraphError`` for unknown pooling types."""
-    if not {*pooling} <= POOLINGS.keys():
-        raise UnusableGraphError(f"{'+'.join(pooling)} pooling is not supported")
+    require({*pooling} <= POOLINGS.keys(), f"{'+'.join(pooling)} pooling is not supported", UnusableGraphError)
     states = ops.parameter([-1, -1, -1], np.float32, name="states")
     weights = [ops.parameter([-1, -1], np.float32, name=name) for name in pooling]
     pooled = [_pooled(states, of_states, name) for of_states, name in zip(weights, pooling, strict=True)]

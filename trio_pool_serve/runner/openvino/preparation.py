@@ -15,6 +15,7 @@ from attrs import define, evolve, field
 from msgspec.structs import replace
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cpu_features import saturates_int8
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel
@@ -234,11 +235,12 @@ class Preparation:
                 found = other
             else:
                 write_graph(quantized, folder / GRAPH)
-        if not found.mean() >= MIN_INT8_COSINE:
-            raise UnusableGraphError(
-                f"in int8 the model's output differs too much from float32: cosine {found.mean():.4f} on average, "
-                f"the minimum is {MIN_INT8_COSINE}"
-            )
+        require(
+            bool(found.mean() >= MIN_INT8_COSINE),
+            f"in int8 the model's output differs too much from float32: cosine {found.mean():.4f} on average, "
+            f"the minimum is {MIN_INT8_COSINE}",
+            UnusableGraphError,
+        )
         self._model = replace(self._model, mean_cosine=float(found.mean()), lowest_cosine=float(found.min()))
 
     def _time(self, runner: OpenVinoRunner) -> None:
