@@ -274,11 +274,11 @@ from trio_pool_serve.processes.worker_processes import WorkerProcesses
 from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload
 
-offload, processes = Offload(), WorkerProcesses(1)
+offload, processes = Offload(), {"template": WorkerProcesses(1)}
 for path in sys.argv[2:]:
     folder = open_model_folder(path, ModelConfig())
     tokenizer = load_tokenizer(folder, cache=ModelCache(Path(sys.argv[1])))
-    templates = ChatTemplates(processes, processes, offload)
+    templates = ChatTemplates(processes, offload)
     renderer = renderer_of(folder, tokenizer, offload, workers=1, templates=templates)
     renderer.texts.render(TextPrompt("hello world"), RenderingParams())
     renderer.texts.render(PairPrompt("hello", "world"), RenderingParams())

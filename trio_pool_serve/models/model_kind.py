@@ -229,6 +229,11 @@ class ModelFolder(Generic[Spec]):
         return str(self.transformer_config.get("model_type", "unknown"))
 
     @property
+    def pad_token_id(self) -> int:
+        """The id to pad rows with. Padding is masked, so any id serves; some configs have none, or −1."""
+        return max(0, self.transformer_config.get("pad_token_id") or 0)
+
+    @property
     def vocab_size(self) -> int:
         """Number of rows of the token embedding; token ids are smaller."""
         return self.spec.vocab_size or int(self.transformer_config["vocab_size"])

@@ -8,7 +8,7 @@ hooks.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -112,16 +112,13 @@ class Adapters:
         computed = {name: each for name, each in named.items() if not name.startswith(inside)}
         return cls(computed, getattr(model, "base_model_prefix", ""), read)
 
-    def applied(self, adapter: Adapter | None) -> AbstractContextManager[None]:
-        """Return a context in which the calling thread computes with an adapter, read from its files if necessary.
+    @contextmanager
+    def applied(self, adapter: Adapter | None) -> Iterator[None]:
+        """Within the block, the calling thread computes with an adapter, read from its files if necessary.
 
         Raises ``AdapterError``.
         """
-        return nullcontext() if adapter is None else self._computing_with(self.store.get(adapter))
-
-    @contextmanager
-    def _computing_with(self, loaded: LoadedAdapter) -> Iterator[None]:
-        self._applied.changes = loaded.changes
+        self._applied.changes = None if adapter is None else self.store.get(adapter).changes
         try:
             yield
         finally:

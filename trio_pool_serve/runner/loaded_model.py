@@ -79,9 +79,7 @@ class Backbone:
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        embedding = self.model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)  # noqa: S101
-        return embedding.num_embeddings
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
     def embeds_width(self) -> int:

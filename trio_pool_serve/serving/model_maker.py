@@ -101,15 +101,12 @@ class ModelMaker:
             trust_remote_code=source.loading.trust_remote_code,
             cache=ModelCache.of(source.loading.cache_dir),
         )
-        templates = ChatTemplates(
-            self.processes["template"], self.processes.get("client_template", self.processes["template"]), self.offload
-        )
         return folder, renderer_of(
             folder,
             tokenizer,
             self.offload,
             workers=config.threads.renderer_num_workers,
-            templates=templates,
+            templates=ChatTemplates(self.processes, self.offload),
             trusts_request_templates=config.input.trust_request_chat_template,
             media=self.media,
             image_format=folder.image_format(),

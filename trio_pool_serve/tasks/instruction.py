@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from trio_pool_serve.errors import InvalidRequestError, require_request
+from trio_pool_serve.errors import require_request
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.prompts import InputType
 from trio_pool_serve.tasks.input_params import InputParams
@@ -31,11 +31,12 @@ def instruction_of(folder: AnyModelFolder, input_params: InputParams, max_model_
         return marker + input_params.instruction
     if name is not None:
         # The names of input types are accepted for every model, as in sentence-transformers.
-        if name not in prompts and name not in get_args(InputType):
-            known = ", ".join(sorted(prompts)) or "none"
-            raise InvalidRequestError(
-                f"{{prompt_name}} {name!r} is not a prompt of this model; its prompts: {known}.", field="prompt_name"
-            )
+        require_request(
+            name in prompts or name in get_args(InputType),
+            f"{{prompt_name}} {name!r} is not a prompt of this model; its prompts: "
+            f"{', '.join(sorted(prompts)) or 'none'}.",
+            field="prompt_name",
+        )
         return prompts.get(name, "")
     if input_params.input_type is not None:
         # Without the default prompt, as encode_query and encode_document of sentence-transformers.

@@ -116,12 +116,12 @@ def _embed_params(model: Model, job: PoolJob) -> Embed:
     check_dimensions(model, job.dimensions)
     if job.document is not None:
         spec = model.folder.spec
-        if not spec.pools_chunks:
-            reason = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
-            raise InvalidRequestError(
-                f"Late chunking takes the mean of each chunk's token states, but this model {reason}.",
-                field="chunks",
-            )
+        instead = "reads texts by a chat template" if spec.uses_chat_template else f"pools by {spec.pooling}"
+        require_request(
+            spec.pools_chunks,
+            f"Late chunking takes the mean of each chunk's token states, but this model {instead}.",
+            field="chunks",
+        )
         return EmbedChunks(dimensions=job.dimensions, normalize=job.normalize)
     return Embed(dimensions=job.dimensions, normalize=job.normalize)
 
@@ -248,7 +248,7 @@ def _reserve(model: Model, context: RequestContext, vectors: int) -> None:
 
 
 async def pool(
-    model: Model, job: PoolJob, context: RequestContext, row_done: Callable[[int, PooledRow], None] | None = None
+    model: Model, job: PoolJob, context: RequestContext, row_done: Callable[[int, PooledRow], None] = lambda *_: None
 ) -> Pooled:
     """Compute a job's tasks for each of its prompts.
 
@@ -265,13 +265,10 @@ async def pool(
 
     def done(index: int, row: ComputedRow) -> None:
         finished[index] = tuple(finish(value) for finish, value in zip(finishes, row.values, strict=True))
-        if row_done is not None:
-            row_done(index, finished[index])
+        row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)
-    reserve = None
-    if by_tokens:
-        reserve = with_few_numbers(partial(_reserve, model, context), model.dimensions, "prompts")
+    reserve = with_few_numbers(partial(_reserve, model, context), model.dimensions, "prompts") if by_tokens else None
     with model.admit(work) as admitted:
         rows = await compute_rows(
             model, to_compute, admitted, context.timings, None if pooling else done, reserve=reserve

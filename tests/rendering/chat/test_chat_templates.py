@@ -27,7 +27,7 @@ async def templates(*, workers: int = 1, timeout_s: float = math.inf, in_process
     processes = WorkerProcesses(workers, template_sandbox.prepare, in_processes=in_processes)
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
-        yield ChatTemplates(processes, processes, Offload(), timeout_s)
+        yield ChatTemplates({"template": processes, "client_template": processes}, Offload(), timeout_s)
         nursery.cancel_scope.cancel(reason="the test is over")
 
 

@@ -57,7 +57,7 @@ async def rendering(folder: Path, **given: Any) -> AsyncIterator[Renderer]:
         read = attrs.evolve(read, spec=CONVERSER)
     async with trio.open_nursery() as nursery:
         await nursery.start(processes.run)
-        templates = ChatTemplates(processes, processes, offload)
+        templates = ChatTemplates({"template": processes, "client_template": processes}, offload)
         yield renderer_of(read, load_tokenizer(read), offload, workers=1, templates=templates, **given)
         nursery.cancel_scope.cancel(reason="the test is over")
 

@@ -35,7 +35,8 @@ class TwoTowers(Backbone):
         images = [row for row, request in enumerate(forward.requests) if request.prompt.images is not None]
         parts = [self._of_texts(forward.select(texts))] if texts else []
         if images:
-            parts.append(self._of_images(forward))
+            arrays = image_inputs(images_of(forward.requests), device=forward.device, dtype=self.model.dtype)
+            parts.append(self._vectors("get_image_features", **arrays))
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts).index_select(0, to_device(np.argsort([*texts, *images]), forward.device))
@@ -47,13 +48,6 @@ class TwoTowers(Backbone):
             "get_text_features",
             input_ids=forward.input_ids[:, :longest],
             attention_mask=forward.attention_mask[:, :longest],
-        )
-
-    def _of_images(self, forward: ForwardPass) -> Tensor:
-        images = images_of(forward.requests)
-        return self._vectors(
-            "get_image_features",
-            **image_inputs(images, device=forward.device, dtype=self.model.dtype),
         )
 
     def _vectors(self, method: str, **inputs: Tensor) -> Tensor:

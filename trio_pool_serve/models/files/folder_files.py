@@ -295,9 +295,11 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
         modules = tuple(_module_files(path, entry["type"], entry["path"]) for entry in entries)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
-    if not modules or modules[0].name not in (*TRANSFORMERS, STATIC, "Router"):
-        found = f", but with {modules[0].name}" if modules else ""
-        raise ModelLoadError(f"{listing} does not begin with a Transformer module{found}.")
+    found = f", but with {modules[0].name}" if modules else ""
+    require(
+        bool(modules) and modules[0].name in (*TRANSFORMERS, STATIC, "Router"),
+        f"{listing} does not begin with a Transformer module{found}.",
+    )
     return tuple(module for module in modules if module.name != "Dropout")  # only for training
 
 

@@ -165,11 +165,10 @@ def _linear_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     https://kexue.fm/archives/9706, formula 6; vLLM has the same in ``ntk_scaling_rope.py``.
     """
     scaling = config["rope_scaling"]
-    if scaling.get("type") != "ntk" or scaling.get("mixed_b") is not None:
-        raise ValueError("only type ntk without mixed_b is supported")
+    is_known = scaling.get("type") == "ntk" and scaling.get("mixed_b") is None
+    require(is_known, "only type ntk without mixed_b is supported", ValueError)
     factor, width = float(scaling["factor"]), config["hidden_size"] // config["num_attention_heads"]
     base = config["rope_theta"] * factor
-    if not (factor > 0 and math.isfinite(base)):
-        raise ValueError("factor and rope_theta must be positive numbers")
+    require(factor > 0 and math.isfinite(base), "factor and rope_theta must be positive numbers", ValueError)
     linear = {"rope_type": "linear", "rope_theta": base, "factor": factor ** (2 / width)}
     return {"rope_scaling": None, "rope_parameters": linear}

@@ -42,8 +42,8 @@ def read_tensors(file: Path, accepted: Collection[str] = DTYPES.keys()) -> tuple
         content = file.read_bytes()
         entries, begin = read_header(BytesIO(content), MAX_HEADER_BYTES)
         numbers = np.frombuffer(content, np.uint8, offset=begin)
-        if len(numbers) != max([entry.data_offsets[1] for entry in entries.values()], default=0):
-            raise ValueError("its size does not match its tensors")
+        end = max([entry.data_offsets[1] for entry in entries.values()], default=0)
+        require(len(numbers) == end, "its size does not match its tensors", ValueError)
         for name, entry in entries.items():
             require(entry.dtype in accepted, f"{file}: {name} is in {entry.dtype}; accepted: {', '.join(accepted)}.")
         tensors = {name: _tensor(entry, numbers) for name, entry in entries.items()}
@@ -57,8 +57,7 @@ def read_tensors(file: Path, accepted: Collection[str] = DTYPES.keys()) -> tuple
 def _tensor(entry: TensorEntry, numbers: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     """Return one tensor. Raises ``ValueError`` if its numbers are not all there."""
     dtype = np.dtype(DTYPES[entry.dtype])
-    if not entry.fits(dtype.itemsize):
-        raise ValueError("its header contradicts itself")
+    require(entry.fits(dtype.itemsize), "its header contradicts itself", ValueError)
     values = numbers[slice(*entry.data_offsets)].view(dtype).reshape(entry.shape)
     if entry.dtype == "BF16":  # the upper half of float32
         values = (values.astype(np.uint32) << 16).view(np.float32)

@@ -66,7 +66,7 @@ class ExportedModel:
             about_heads=heads.about,
             parameters=parameters,
             weight_bytes=weight_bytes,
-            pad_token_id=max(0, self.folder.transformer_config.get("pad_token_id") or 0),
+            pad_token_id=self.folder.pad_token_id,
             default_batch_tokens=CPU_BATCH_TOKENS,
         )
 

@@ -1,6 +1,7 @@
 """Loading the modules of sentence-transformers that ``modules.json`` lists after the transformer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,18 +77,11 @@ class Dense(nn.Module):
         config = files.config
         in_features, out_features = config["in_features"], config["out_features"]
         # "meta" allocates nothing, whatever the numbers.
-        self.linear = nn.Linear(
-            in_features, out_features, bias=config.get("bias", True), dtype=torch.float32, device="meta"
-        )
+        linear = partial(nn.Linear, in_features, out_features, dtype=torch.float32, device="meta")
+        self.linear = linear(bias=config.get("bias", True))
         self.activation = activation_named(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-        self.residual: nn.Module | None = None
-        if config.get("use_residual"):
-            is_square = in_features == out_features
-            self.residual = (
-                nn.Identity()
-                if is_square
-                else nn.Linear(in_features, out_features, bias=False, dtype=torch.float32, device="meta")
-            )
+        residual = nn.Identity() if in_features == out_features else linear(bias=False)
+        self.residual: nn.Module | None = residual if config.get("use_residual") else None
         self.load_state_dict({name: weight.float() for name, weight in read_weights(files.path).items()}, assign=True)
 
     def forward(self, rows: Tensor) -> Tensor:

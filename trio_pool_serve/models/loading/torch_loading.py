@@ -66,8 +66,7 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         device=device,
         dtype=resolve_dtype(config.dtype, device),
         trust_remote_code=config.trust_remote_code,
-        # Padding is masked, so any id serves; some configs have none, or −1.
-        pad_token_id=max(0, folder.transformer_config.get("pad_token_id") or 0),
+        pad_token_id=folder.pad_token_id,
         max_tokens=folder.max_model_len,
     )
     try:

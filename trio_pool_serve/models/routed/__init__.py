@@ -38,9 +38,11 @@ class Routed(ModelSpec):
 
 def read_routed(files: FolderFiles, config: ModelConfig) -> Routed | None:  # noqa: ARG001
     """Read dense models that begin with a Router. Raises ``ModelLoadError`` for routes that cannot be served."""
-    if (router := files.router) is None or files.encoder_class == "SparseEncoder":
-        return None
-    if any(module.name in SPARSE_MODULES for route in router.routes.values() for module in route):
+    if (
+        (router := files.router) is None
+        or files.encoder_class == "SparseEncoder"
+        or any(module.name in SPARSE_MODULES for route in router.routes.values() for module in route)
+    ):
         return None
     for name, route in router.routes.items():
         require(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from attrs import evolve, frozen
 
 from trio_pool_serve.config import ModelConfig
-from trio_pool_serve.errors import ModelLoadError, require
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.embedding import read_conversation, require_plain_states
 from trio_pool_serve.models.files.folder_files import TRANSFORMERS, FolderFiles, ModuleFiles, RouterFiles, read_json
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
@@ -132,10 +132,12 @@ def _splade(files: FolderFiles, modules: Sequence[ModuleFiles]) -> Sparse:
 
 
 def _max_active_dims(files: FolderFiles) -> int | None:
-    found = files.sentence_transformers_config.get("max_active_dims")
-    if found is not None and (type(found) is not int or found < 1):
-        place = files.path / "config_sentence_transformers.json"
-        raise ModelLoadError(f"{place}: max_active_dims is {found!r}; it must be an integer of at least 1.")
+    found: int | None = files.sentence_transformers_config.get("max_active_dims")
+    require(
+        found is None or (type(found) is int and found >= 1),
+        f"{files.path / 'config_sentence_transformers.json'}: max_active_dims is {found!r}; it must be an integer of "
+        "at least 1.",
+    )
     return found
 
 

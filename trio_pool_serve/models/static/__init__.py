@@ -55,12 +55,11 @@ class Static(ModelSpec):
 
 def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
     """Read folders that begin with a StaticEmbedding, and folders of model2vec. Raises ``ModelLoadError``."""
-    if files.modules and files.modules[0].name != MODULE:
-        return None
-    if not files.modules and files.config.get("model_type") != "model2vec":
+    is_bare = not files.modules and files.config.get("model_type") == "model2vec"
+    if not is_bare and (not files.modules or files.modules[0].name != MODULE):
         return None
     require_vector_modules(files.modules[1:])
-    normalizes = not files.modules and files.config.get("normalize")
+    normalizes = is_bare and files.config.get("normalize")
     modules = (ModuleFiles(name="Normalize", path=files.path),) if normalizes else files.modules[1:]
     return Static(
         modules=with_settings(modules, config),

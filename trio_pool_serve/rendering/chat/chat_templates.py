@@ -63,8 +63,8 @@ class ChatTemplates:
     Clients' templates have separate processes, so endless ones delay only other clients' templates.
     """
 
-    processes: WorkerProcesses
-    request_template_processes: WorkerProcesses
+    processes: Mapping[str, WorkerProcesses]
+    """For models' templates (``template``) and, if they are trusted, for clients' (``client_template``)."""
     offload: Offload
     timeout_s: float = TIMEOUT_S
 
@@ -81,7 +81,7 @@ class ChatTemplates:
             request = _encoded_request(template, prompt)
         else:
             request = await self.offload.in_turn(client, partial(_encoded_request, template, prompt))
-        processes = self.request_template_processes if template.is_from_request else self.processes
+        processes = self.processes["client_template" if template.is_from_request else "template"]
         try:
             text = await processes.call(
                 render_template, request, max_characters, client=client, timeout_s=self.timeout_s

@@ -244,9 +244,8 @@ class ImageFetcher:
         location = httpx.Headers(list(response.headers)).get("Location")
         if response.status_code not in REDIRECTS or location is None:
             return None
-        if len(location) > MAX_LOCATION:
-            raise MediaError("The URL of the image redirects to one that is not followed.")
         try:
+            require_request(len(location) <= MAX_LOCATION, "The URL is too long.")
             return self._checked(str(url.join(location)))
         except (httpx.InvalidURL, UnicodeError, ValueError, InvalidRequestError) as error:
             raise MediaError("The URL of the image redirects to one that is not followed.") from error

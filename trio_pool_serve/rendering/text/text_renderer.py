@@ -219,9 +219,7 @@ def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most
     """Count a text's tokens alone, without a trailing special token, as sentence-transformers does."""
     excerpt = encode_excerpt(tokenizer, text, most, "right")
     token_ids = tokenizer.finish(excerpt.encoded, most, "right", add_special_tokens=add_special_tokens)
-    if len(token_ids) and tokenizer.is_special(int(token_ids[-1])):
-        return len(token_ids) - 1
-    return len(token_ids)
+    return len(token_ids) - (len(token_ids) > 0 and tokenizer.is_special(int(token_ids[-1])))
 
 
 def _remaining_instruction(tokenizer: Tokenizer, token_ids: TokenIds, special: int, of_text: int) -> int:

@@ -224,11 +224,10 @@ def _converted(module: nn.Module, inputs: Mapping[str, Tensor], outputs: Iterabl
     for name, node in zip(inputs, model.get_parameters(), strict=True):
         node.output(0).get_tensor().set_names({name})
         node.set_friendly_name(name)
-    for name, output in zip(outputs, model.outputs, strict=True):
-        output.get_tensor().set_names({name})
-    for node in model.get_parameters():
         if not node.output(0).get_target_inputs():
             model.remove_parameter(node)
+    for name, output in zip(outputs, model.outputs, strict=True):
+        output.get_tensor().set_names({name})
     return model
 
 

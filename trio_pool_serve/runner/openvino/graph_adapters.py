@@ -8,7 +8,7 @@ import numpy as np
 import openvino as ov
 from attrs import Factory, define, field, frozen
 
-from trio_pool_serve.errors import AdapterError
+from trio_pool_serve.errors import AdapterError, require
 from trio_pool_serve.runner.adapter_store import (
     AdapterStore,
     AdapterWeights,
@@ -91,8 +91,8 @@ class GraphAdapters:
         require_all_layers(weights, self.modules.keys() - names.values(), folder)
         for name, weight in weights.weights.items():
             module, _, leaf = name.rpartition(".")
-            if not (leaf == "weight" and self._has(names[module], weight)):  # PEFT stores embeddings beside updates
-                raise self._refusal(folder, f"replaces the whole of {module}")
+            is_own = leaf == "weight" and self._has(names[module], weight)  # PEFT stores embeddings beside updates
+            _require(is_own, folder, f"replaces the whole of {module}")
         arrays: dict[str, Array] = {}
         for name, update in weights.updates.items():
             if self.modules[names[name]]:  # else the output does not depend on it
@@ -115,15 +115,8 @@ class GraphAdapters:
         ]
         way = max(ways, key=lambda way: sum(way(name) in self.modules for name in given))
         missing = sorted({name for name in given if self.modules.get(way(name), -1) < 0})
-        if missing:
-            raise self._refusal(folder, f"changes {shown(missing)}")
+        _require(not missing, folder, f"changes {shown(missing)}")
         return {name: way(name) for name in given}
-
-    def _refusal(self, folder: str, what: str) -> AdapterError:
-        return AdapterError(
-            f"{folder} {what}, which OpenVINO's graph of the model does not have as linear layers or embeddings of the "
-            "backbone. Start the server with --backend torch, or serve the adapter merged, as a model."
-        )
 
     def _has(self, module: str, weight: Array) -> bool:
         """Return whether the graph's weight of a module is this one."""
@@ -135,9 +128,18 @@ class GraphAdapters:
     def _inputs(self, module: str, update: Update, folder: str) -> dict[str, Array]:
         """Return the inputs for an update. Raises ``AdapterError`` if the module has another shape."""
         nodes = self._nodes.get(module, [])
-        if len(nodes) != self.modules[module] or is_embedding(nodes[0]) != update.is_embedding:
-            raise self._refusal(folder, f"changes {module}")
+        is_whole = len(nodes) == self.modules[module] and is_embedding(nodes[0]) == update.is_embedding
+        _require(is_whole, folder, f"changes {module}")
         shape = tuple(weight_of(nodes[0]).get_shape())[:: -1 if update.is_embedding else 1]
         require_shape(update, shape, module, folder)
         factors = update.down.T, update.up.T * np.float32(update.scale)
         return dict(zip(input_names(module), map(np.ascontiguousarray, factors), strict=True))
+
+
+def _require(is_supported: bool, folder: str, what: str) -> None:  # noqa: FBT001  (as an assertion)
+    require(
+        is_supported,
+        f"{folder} {what}, which OpenVINO's graph of the model does not have as linear layers or embeddings of the "
+        "backbone. Start the server with --backend torch, or serve the adapter merged, as a model.",
+        AdapterError,
+    )
