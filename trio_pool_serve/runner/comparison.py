@@ -27,12 +27,6 @@ def probe_rows(vocab_size: int, lengths: Sequence[int]) -> list[TokenIds]:
     return [random.integers(vocab_size, size=length).astype(np.int32) for length in lengths]
 
 
-def as_embeds(backbone: Backbone, rows: Sequence[TokenIds], device: torch.device) -> list[RenderedPrompt]:
-    """Return rows as prompts of token embeddings: the model's own of their ids."""
-    embeds = [backbone.embed(to_device(row.astype(np.int64), device)).float().cpu().numpy() for row in rows]
-    return [RenderedPrompt(np.zeros(len(each), np.int32), embeds=each) for each in embeds]
-
-
 def states_of(
     compute: Compute, prompts: Sequence[RenderedPrompt], *, pad_token_id: int, device: torch.device
 ) -> list[Tensor]:
@@ -77,7 +71,8 @@ def accepts_embeds(
     Some models use the ids for more.
     """
     try:
-        prompts = as_embeds(backbone, rows, device)
+        embeds = [backbone.embed(to_device(row.astype(np.int64), device)).float().cpu().numpy() for row in rows]
+        prompts = [RenderedPrompt(np.zeros(len(each), np.int32), embeds=each) for each in embeds]
         ours = states_of(compute, prompts, pad_token_id=pad_token_id, device=device)
         return difference(ours, expected) <= tolerance
     except (RuntimeError, ValueError, TypeError, AttributeError):

@@ -52,7 +52,7 @@ async def assert_usable(to: ChatTemplates) -> None:
     """The next renders, of this template and of others, are right, and every place is free."""
     assert await render(to, PLAIN) == "user: hello\n"
     assert (await render(to, CHATML)).endswith("<|im_start|>user\nhello<|im_end|>\n")
-    assert to.processes.statistics().borrowed == to.processes.statistics().waiting == 0
+    assert to.processes["template"].statistics().borrowed == to.processes["template"].statistics().waiting == 0
 
 
 Check = Callable[[ChatTemplates], Awaitable[None]]
@@ -195,7 +195,7 @@ async def what_one_template_changes_no_other_sees(to: ChatTemplates) -> None:
         assert await render(to, text) == before
     probe = "{{ range(2) | list }}{{ dict(a=1) }}{{ {} | tojson }}{{ raise_exception('still here') }}"
     assert "still here" in str(await refusal(to, probe))
-    assert to.processes.statistics().killed == 0
+    assert to.processes["template"].statistics().killed == 0
 
 
 async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
@@ -204,7 +204,7 @@ async def test_an_endless_template_is_killed_and_the_next_is_not_affected():
         for killed in (1, 2):
             error = await refusal(to, ENDLESS)
             assert "took longer than 0.5 s" in str(error)
-            assert to.processes.statistics().killed == killed
+            assert to.processes["template"].statistics().killed == killed
             await assert_usable(to)
 
 

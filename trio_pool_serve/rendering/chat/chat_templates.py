@@ -77,10 +77,8 @@ class ChatTemplates:
         finishes or is killed.
         """
         field: JobField = "prompts" if prompt.chat_template is None else "chat_template"
-        if _is_small(prompt):
-            request = _encoded_request(template, prompt)
-        else:
-            request = await self.offload.in_turn(client, partial(_encoded_request, template, prompt))
+        encode = partial(_encoded_request, template, prompt)
+        request = encode() if _is_small(prompt) else await self.offload.in_turn(client, encode)
         processes = self.processes["client_template" if template.is_from_request else "template"]
         try:
             text = await processes.call(
@@ -99,9 +97,7 @@ class ChatTemplates:
             ) from error
         except InvalidRequestError as error:
             raise type(error)(error.args[0], field=field) from error
-        if len(text) <= LOOP_BYTES:
-            return text.decode()
-        return await self.offload.in_turn(client, text.decode)
+        return text.decode() if len(text) <= LOOP_BYTES else await self.offload.in_turn(client, text.decode)
 
 
 def _is_small(prompt: ChatPrompt) -> bool:

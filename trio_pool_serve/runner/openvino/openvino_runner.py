@@ -54,9 +54,8 @@ class OpenVinoRunner:
         are not its own.
         """
         programs = Programs(folder / GRAPH, params)
-        modules = None
-        if (folder / MODULES).exists():
-            modules = Program(read_graph(folder / MODULES), params.precision, params.streams, params.streams)
+        compiled_for = params.precision, params.streams, params.streams
+        modules = Program(read_graph(folder / MODULES), *compiled_for) if (folder / MODULES).exists() else None
         table = np.load(folder / TABLE, allow_pickle=False) if (folder / TABLE).exists() else None
         probe = PoolingRequest(short_row(model.pad_token_id), (model.compared[0],)) if model.compared else None
         facts = RunnerFacts(
