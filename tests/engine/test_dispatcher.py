@@ -7,23 +7,36 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.scripted_devices import MAX_TOKENS, ScriptedDevice
 from trio_pool_serve.engine.device import MAX_DELIVERED_ROWS, InFlightBatch, deliver
-from trio_pool_serve.engine.dispatcher import QUIET_ROUNDS
+from trio_pool_serve.engine.dispatcher import ARRIVAL_ROUNDS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.errors import EngineDeadError
 from trio_pool_serve.types import PoolingOutput, PoolingRequest, RenderedPrompt
 
 
-async def test_rows_that_arrive_one_after_the_other_are_computed_together(mock_clock, floor):
+async def test_rows_of_requests_that_have_arrived_are_computed_together(mock_clock, floor):
     (device,) = floor.use(ScriptedDevice(overhead_s=600.0, credits=1))
     for tokens in (16, 512):  # two sizes show how much of a pass is constant
         floor.put(tokens)
         await floor.pass_time(1000.0)
-    for _ in range(4):
+    for _ in range(ARRIVAL_ROUNDS):
         floor.put(16)
-        for _ in range(QUIET_ROUNDS - 1):
-            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+    await wait_all_tasks_blocked()
+    floor.put(16)  # there is no room any more
     await wait_all_tasks_blocked()
     assert device.rows == [1, 1, 4]
+
+
+async def test_no_row_waits_for_others_longer_than_a_pass_less_saves(mock_clock, floor):
+    (device,) = floor.use(ScriptedDevice(overhead_s=0.0, credits=1))
+    for tokens in (16, 512):
+        floor.put(tokens)
+        await floor.pass_time(1.0)
+    floor.put(16)
+    await trio.lowlevel.checkpoint()
+    floor.put(16)
+    await wait_all_tasks_blocked()
+    assert device.rows == [1, 1, 1]
 
 
 async def test_time_in_which_two_batches_are_in_flight_counts_once_and_idle_time_does_not(mock_clock, floor):

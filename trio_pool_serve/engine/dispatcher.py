@@ -28,7 +28,7 @@ from trio_pool_serve.types import CopiedBatch
 
 STOPPED = "The engine has stopped."
 
-QUIET_ROUNDS = 4
+ARRIVAL_ROUNDS = 4
 """Rounds of the event loop that a request needs from its arrival until its rows are queued."""
 
 
@@ -113,21 +113,18 @@ class Dispatcher:
                 nursery.start_soon(self._finish, device, batch)
 
     async def _gather(self) -> None:
-        """Wait while rows keep arriving that could join the next batch. Cancellation: at once.
+        """Wait for the rows of requests that have arrived already. Cancellation: at once.
 
         Clients that were answered together send their next requests one after the other. Without waiting, the first of
         their rows would be a batch, and the others would wait for it.
         """
-        waiting, quiet = self.source.tokens, 0
         constants_s = [each.passes.constant_s for each in self.devices if each.room > 0 or each.ahead_room > 0]
-        if not waiting or not constants_s:
-            return
-        # A pass less for further rows saves the constant part of its time, and no more.
-        until = time.perf_counter() + min(constants_s)
-        while waiting and quiet < QUIET_ROUNDS and time.perf_counter() < until:
+        # A pass less saves the constant part of its time, and no more. Before anything was measured this is 0.
+        until = time.perf_counter() + min(constants_s, default=0.0)
+        for _ in range(ARRIVAL_ROUNDS):
+            if not self.source.tokens or time.perf_counter() >= until:
+                return
             await trio.lowlevel.checkpoint()
-            waiting, before = self.source.tokens, waiting
-            quiet = quiet + 1 if waiting == before else 0
 
     async def _wait(self) -> None:
         """Wait until there may be a batch to take: for room, or if there is room, for rows."""
