@@ -30,6 +30,7 @@ class ScriptedDevice(Device):
     """Computes one batch after the other, in ``overhead_s`` and ``token_s`` for each token."""
 
     computes_ahead: ClassVar[bool] = True
+    takes_rows = True
     token_s: float = 1e-4
     overhead_s: float = 1e-3
     credits: int = 2

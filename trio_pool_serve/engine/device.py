@@ -133,14 +133,14 @@ class Device(ABC):
     """When its latest batch came back."""
 
     @property
+    @abstractmethod
     def takes_rows(self) -> bool:
         """Whether rows may be admitted for it: it is ready and not draining."""
-        return True
 
     @property
+    @abstractmethod
     def stall_reason(self) -> str:
         """Why it does not answer, although it is ready; empty if it answers."""
-        return ""
 
     @property
     @abstractmethod

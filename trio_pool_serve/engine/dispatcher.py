@@ -118,9 +118,9 @@ class Dispatcher:
         Clients that were answered together send their next requests one after the other. Without waiting, the first of
         their rows would be a batch, and the others would wait for it.
         """
-        constants_s = [each.passes.constant_s for each in self.devices if each.room > 0 or each.ahead_room > 0]
+        rooms = [each for each in self.devices if self.source.tokens and (each.room > 0 or each.ahead_room > 0)]
         # A pass less saves the constant part of its time, and no more. Before anything was measured this is 0.
-        until = time.perf_counter() + min(constants_s, default=0.0)
+        until = time.perf_counter() + min([each.passes.constant_s for each in rooms], default=0.0)
         for _ in range(ARRIVAL_ROUNDS):
             if not self.source.tokens or time.perf_counter() >= until:
                 return
@@ -129,7 +129,7 @@ class Dispatcher:
     async def _wait(self) -> None:
         """Wait until there may be a batch to take: for room, or if there is room, for rows."""
         available = self.available
-        if not any(each.room > 0 or each.ahead_room > 0 for each in available):
+        if not [each for each in available if each.room > 0 or each.ahead_room > 0]:
             is_planned_room = any(each.planned_room(others_wait=False) > 0 for each in available)
             # Not for rows: without room, each arrival would wake this task for nothing.
             await (self.source.planned_changed if is_planned_room else self.room).park()

@@ -41,6 +41,8 @@ class LocalDevice(Device):
     traceback would keep tensors in memory.
     """
 
+    takes_rows = True  # while it is here at all; a device that is stalled says so when its batch takes too long
+    stall_reason = ""
     runner: Runner
     offload: Offload
     metrics: EngineMetrics

@@ -89,11 +89,11 @@ class LostRows:
 
     def device_for(self, devices: Sequence[Device]) -> Device | None:
         """Return the device that computes a suspect, or that will: it gets no other batch until it has none."""
-        held = next((each for each in devices if each.in_flight and each.in_flight[0].is_suspect), None)
-        if held is None and devices and self._first() is not None:
+        held = [each for each in devices if each.in_flight and each.in_flight[0].is_suspect]
+        if not held and devices and self.suspects and self._first() is not None:
             # Its other batches end first: they must not be lost with the suspect.
-            held = min(devices, key=lambda each: len(each.in_flight))
-        return held
+            held = [min(devices, key=lambda each: len(each.in_flight))]
+        return held[0] if held else None
 
     def _first(self) -> QueueEntry | None:
         """Return the first suspect; drop suspects before it that need not be computed any more."""

@@ -179,7 +179,7 @@ class Scheduler(BatchSource):
         filling = self._fill(budget, opening, [each for each in classes if each.entries and each.key == opening.key])
         self._note_taken(filling)
         taken += filling
-        least = min((client.virtual_time for client in self._clients.values()), default=opening.client.virtual_time)
+        least = min([client.virtual_time for client in self._clients.values()], default=opening.client.virtual_time)
         self._virtual_time = max(self._virtual_time, least)
         return taken
 

@@ -162,7 +162,7 @@ class PassCost:
             average.observe(value)
         # The normal equations of 1 = constant_s · (1 / seconds) + token_s · (tokens / seconds).
         points = [(1 / each_s.value, each.value / each_s.value) for each, each_s in self._octaves.values()]
-        u, v = (sum(column) for column in zip(*points, strict=True))
+        u, v = map(sum, zip(*points, strict=True))
         uu, uv, vv = sum([x * x for x, _ in points]), sum([x * y for x, y in points]), sum([y * y for _, y in points])
         determinant = uu * vv - uv * uv
         if len(points) == 1 or determinant <= 0 or u * vv < v * uv:

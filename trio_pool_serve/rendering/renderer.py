@@ -88,7 +88,7 @@ class Renderer:
 
         Errors and cancellation: as ``render``; the first failure ends all.
         """
-        if sum(plain_characters(prompt, params) for prompt, params, _ in prompts) <= self.loop_characters:
+        if sum([plain_characters(prompt, params) for prompt, params, _ in prompts]) <= self.loop_characters:
             began = time.perf_counter()
             rows = self.texts.render_rows(prompts)
             self.offload.observe("render", 0.0, time.perf_counter() - began)

@@ -116,7 +116,7 @@ async def compute_rows(
     fan_out = FanOut(model, rows, equal, admitted, timings, row_done, fields or {"prompts": len(rows)}, reserve)
     first, most_rows = [*equal], CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS
     ranges = _chunks([rows[index] for index in first], model.renderer, most_rows)
-    chunks = [tuple(first[index] for index in each) for each in ranges]
+    chunks = [tuple([first[index] for index in each]) for each in ranges]
     if len(chunks) == 1:
         await fan_out.submit(await fan_out.render(chunks[0]))
     else:
@@ -238,7 +238,7 @@ class FanOut:
             )
         self.timings.add_rendered(
             rows=len(requests),
-            tokens=sum(len(self.equal[index]) * len(prompt.token_ids) for index, _, prompt in windows),
+            tokens=sum([len(self.equal[index]) * len(prompt.token_ids) for index, _, prompt in windows]),
         )
         with self.model.renderer.memory.holding([request.prompt for request in requests], work.client):
             await self.model.submit_all(requests, partial(self.collect, windows), self.timings)

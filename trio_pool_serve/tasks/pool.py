@@ -207,7 +207,7 @@ def rows_to_compute(model: Model, job: PoolJob) -> list[RowToCompute]:
     tasks = [task_named(name) for name in job.tasks]
     for task in tasks:
         model.require(task.needs)
-    params = tuple(task.params(model, job) for task in tasks)
+    params = tuple([task.params(model, job) for task in tasks])
     rendering = model.rendering_params(job.input_params)
     is_text = job.tasks == ("embed",) and job.document is None
     in_windows = is_text and is_divided(model.long_text, rendering.truncate_to)
@@ -257,14 +257,15 @@ async def pool(
     queue.
     """
     by_tokens = "token_embed" in job.tasks
-    if not by_tokens and job.vectors > 1 and not context.client.is_background:  # batches are bounded by their windows
-        _reserve(model, context, job.vectors)  # first, so that a refusal is cheap
+    # Batches are bounded by their windows.
+    if not by_tokens and not context.client.is_background and (vectors := job.vectors) > 1:
+        _reserve(model, context, vectors)  # first, so that a refusal is cheap
     to_compute, pooling = rows_to_compute(model, job), token_pooling_of(model, job)
     finishes = [TASKS[name].finish for name in job.tasks]
     finished: dict[int, PooledRow] = {}
 
     def done(index: int, row: ComputedRow) -> None:
-        finished[index] = tuple(finish(value) for finish, value in zip(finishes, row.values, strict=True))
+        finished[index] = tuple([finish(value) for finish, value in zip(finishes, row.values, strict=True)])
         row_done(index, finished[index])
 
     work = estimated_work(model, job, to_compute, context)

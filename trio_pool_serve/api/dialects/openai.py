@@ -151,7 +151,7 @@ async def respond_embeddings(call: Call[Any, PoolJob]) -> HttpResponse:
     pooled = await pool(call.model, call.job, call.context)
     vectors = [vector for row in pooled.rows for vector in vectors_of(row)]
     encode = partial(encode_embeddings, call, vectors, encoding, tokens=pooled.prompt_tokens)
-    return await call.encode(encode, rows=len(vectors), nbytes=sum(vector.nbytes for vector in vectors))
+    return await call.encode(encode, rows=len(vectors), nbytes=sum([vector.nbytes for vector in vectors]))
 
 
 SHORTER = "Please reduce your prompt; or completion length."

@@ -107,7 +107,7 @@ class OpenVinoRunner:
         looked_up = [
             row
             for row, request in enumerate(requests)
-            if not any(self.heads[type(param)].output for param in request.params)
+            if not [param for param in request.params if self.heads[type(param)].output]
         ]
         if looked_up:
             values = self._values(Outputs([requests[row] for row in looked_up], table=self.table))
@@ -139,7 +139,7 @@ class OpenVinoRunner:
         if len(params) == len(requests) and len({*map(type, params)}) == 1:
             return [(value,) for value in self.heads[type(params[0])].values(outputs, range(len(requests)), params)]
         return [
-            tuple(self.heads[type(param)].values(outputs, [row], [param])[0] for param in request.params)
+            tuple([self.heads[type(param)].values(outputs, [row], [param])[0] for param in request.params])
             for row, request in enumerate(requests)
         ]
 
