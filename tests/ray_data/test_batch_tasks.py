@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -16,8 +17,10 @@ from tests.bulk.test_commands import CASES, ROWS, read_rows, run, write_rows
 from tests.models.model_families import HIDDEN, WORDS, write_family
 from tests.models.retrieval_families import splade_max
 from trio_pool_serve import EngineDeadError, ModelLoadError, ray_data
+from trio_pool_serve.bulk.bulk_options import OwnModelOptions, TextOptions
 from trio_pool_serve.bulk.own_engine import OwnEngine
 from trio_pool_serve.errors import BulkInputError, InvalidRequestError
+from trio_pool_serve.ray_data.actor_engine import EngineOptions
 from trio_pool_serve.runs.tables.input_rows import InputRow
 
 CPU: Any = {"model_dtype": "float32", "device": "cpu", "backend": "torch"}
@@ -188,6 +191,11 @@ WRONG = [
 def test_wrong_options_are_refused_by_the_constructor(model, wrong, kind, message):
     with pytest.raises(kind, match=message):
         ray_data.Embed(**{"model": model, **CPU, **wrong})
+
+
+def test_the_options_are_those_of_the_bulk_commands():
+    of_commands = {option.name for kind in (OwnModelOptions, TextOptions) for option in attrs.fields(kind)}
+    assert set(EngineOptions.__annotations__) == of_commands
 
 
 def test_a_model_that_cannot_do_the_task_is_refused_by_the_constructor(tmp_path):

@@ -34,6 +34,7 @@ class EngineOptions(TypedDict, total=False):
     truncate: bool
     revision: str | None
     trust_remote_code: bool
+    adapter_base: str | None
     model_dtype: Dtype
     device: str
     backend: BackendChoice
