@@ -19,8 +19,8 @@ MAX_DELIVERED_ROWS = 512
 """Maximum rows delivered to one submitter at once."""
 
 SUBMITTERS_BETWEEN_CHECKPOINTS = 4
-"""Each may wake a request, which takes half a millisecond or more to answer: other requests, such as ``/health``, must
-not wait for all of a batch."""
+"""Submitters that are woken before other tasks have their turn. Each may wake a request, which takes half a millisecond
+or more to answer: other requests, such as ``/health``, must not wait for all of a batch."""
 
 RowValues: TypeAlias = list[tuple[PooledValue, ...]]
 
@@ -42,7 +42,7 @@ class InFlightBatch:
     kind: ThreadKind = "launch"
     """The kind of thread that launches it, if it is computed in this process."""
     waits: bool = field(default=False, init=False)
-    """Whether it is computed once another batch is: ``launched`` is then set again."""
+    """Whether the batch waits in the runner until another one is computed: ``launched`` is then set again."""
     launched: float = field(init=False)
     forward_s: float = field(default=0.0, init=False)
     """Seconds that the launch took."""
@@ -57,8 +57,10 @@ class InFlightBatch:
     """Whether it is background work, which may not return while other work keeps the cores busy."""
 
     def __attrs_post_init__(self) -> None:
+        # Here rather than as a field's factory, which would be bound on import and miss the clock of the tests.
         self.launched = time.perf_counter()
         self.batch = Batch(tuple([entry.request for entry in self.entries]))
+        # A copy: at each turn, the dispatcher and the devices read it for every batch in flight.
         self.is_planned = self.batch.is_planned
 
     @property
@@ -74,11 +76,12 @@ class InFlightBatch:
     @property
     def work_class(self) -> int:
         """The work class of its rows, by their mean length."""
+        # The first row stands for all: rows with and without images have different batch keys.
         images = self.batch.requests[0].prompt.images
         return work_class(self.batch.tokens // len(self.entries), has_images=images is not None)
 
     async def deliver(self, rows: RowValues) -> None:
-        """Finish the entries with their outputs, those of one submitter together.
+        """Finish the entries with their outputs, all entries of a submitter together.
 
         Cancellation: between two slices; the entries that are left are not settled.
         """
@@ -91,14 +94,15 @@ class InFlightBatch:
 
 
 async def deliver(outcomes: Iterable[Outcome], *, slowly: bool = False) -> None:
-    """Finish entries with their outputs, those of one submitter together.
+    """Finish entries with their outputs, all entries of a submitter together.
 
     Cancellation: between two slices; the entries that are left are not settled.
     """
-    # A request of many rows is woken once, not once for each row.
+    # The rows of a submitter have the same ``settled``: a request of many rows is woken once, not once for each row.
     of_submitter: dict[Settled, list[Outcome]] = {}
     for outcome in outcomes:
         of_submitter.setdefault(outcome[0].settled, []).append(outcome)
+    # ``settled`` has no checkpoint, so the rows of one call bound how long the event loop stands still.
     slices = [
         rows[begin : begin + MAX_DELIVERED_ROWS]
         for rows in of_submitter.values()
@@ -121,45 +125,46 @@ class Device(ABC):
     """
 
     computes_ahead: ClassVar[bool] = False
-    """Whether it takes a batch while it computes another: then further long rows delay no short ones there."""
+    """Whether the device takes a batch while it computes another: then further long rows delay no short ones there."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
-    """Launched and not back, in the order of their launches."""
+    """Batches that are launched and have not returned, in the order of their launches."""
     passes: PassCost = field(init=False, factory=PassCost)
     zone: str = field(default="", init=False)
-    """The zone of its process."""
+    """The zone of the process that computes; empty if it has none."""
     launches: int = field(default=1, init=False)
-    """How many batches it computes at a time."""
+    """How many batches the device computes at a time."""
     freed_at: float = field(default=0.0, init=False)
-    """When its latest batch came back."""
+    """When the latest batch returned, by ``time.perf_counter``; 0 before the first."""
 
     @property
     @abstractmethod
     def takes_rows(self) -> bool:
-        """Whether rows may be admitted for it: it is ready and not draining."""
+        """Whether rows may be admitted for the device: it is ready and not draining."""
 
     @property
     @abstractmethod
     def stall_reason(self) -> str:
-        """Why it does not answer, although it is ready; empty if it answers."""
+        """Why the device does not answer, although it is ready; empty if it answers."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many more batches may be launched now, if it is available: see ``LocalDevice`` and ``RemoteDevice``."""
+        """How many more batches may be launched now, if available: see ``LocalDevice`` and ``RemoteDevice``."""
 
     @property
     def ahead_room(self) -> int:
         """How many batches may be launched now that wait until another one is computed."""
+        # Only a launch thread of this process can wait for another batch; a device server gets batches by ``CREDITS``.
         return 0
 
     @abstractmethod
     def planned_room(self, *, others_wait: bool) -> int:
-        """Return how many more planned batches may be launched now, if it is available."""
+        """Return how many more planned batches may be launched now, if the device is available."""
 
     @property
     @abstractmethod
     def limits(self) -> BatchLimits:
-        """The limits of its next batch."""
+        """The limits of the next batch."""
 
     @property
     def long_batches(self) -> int:
@@ -179,12 +184,14 @@ class Device(ABC):
 
         Raises ``RunnerDeadError`` if no later batch can succeed. Cancellation: at once; the device goes on.
         """
+        # Not abstract: the method is never called on a device whose ``launch`` returns ``False``.
         raise NotImplementedError
 
     def note_freed(self, batches: Sequence[InFlightBatch]) -> None:
-        """Note that batches are back, which were computed together."""
+        """Note that batches, which were computed together, have returned."""
         for batch in batches:
             self.in_flight.remove(batch)
+            # In the loop: a message of a device server may free no batch, and then this time must not move.
             self.freed_at = time.perf_counter()
 
     def observe(self, batch: InFlightBatch) -> None:
@@ -192,10 +199,11 @@ class Device(ABC):
         self.passes.observe(batch.batch.tokens, batch.device_s)
 
     def done_in_s(self, tokens: int) -> float:
-        """Return the seconds until it would have computed ``tokens`` more, after its batches in flight.
+        """Return the seconds until the device would have computed ``tokens`` more, after its batches in flight.
 
         Batches in flight may be overdue. Then the device is assumed to need as long again as it is late.
         """
+        # With fewer batches in flight than launches, the next one begins at once, beside them.
         free_in_s = 0.0
         if len(self.in_flight) >= self.launches:
             seconds = sum([self.passes.seconds(each.batch.tokens) for each in self.in_flight]) / self.launches

@@ -57,7 +57,7 @@ class Dispatcher:
     room: ParkingLot = field(init=False, factory=ParkingLot)
     """Unparked when a device has more room."""
     _busy_since: float | None = field(init=False, default=None)
-    """Start of the period with batches in flight that is not in ``busy`` yet; ``None`` while none are."""
+    """Start of the period with batches in flight that is not in ``busy`` yet; ``None`` while no batch is in flight."""
 
     @property
     def in_flight(self) -> list[InFlightBatch]:
@@ -66,7 +66,7 @@ class Dispatcher:
 
     @property
     def serving(self) -> Sequence[Device]:
-        """The devices that take rows; if all are draining, all, as admitted rows depend on them."""
+        """The devices that take rows; if all are draining, all of them: admitted rows depend on them."""
         return [each for each in self.devices if each.takes_rows] or self.devices
 
     @property
@@ -89,8 +89,8 @@ class Dispatcher:
         """Launch batches on the devices, forever; tasks in ``nursery`` settle them.
 
         If launches wait for the device, one task pulls for each batch that may be launched at a time. Rows that arrive
-        wake one of these tasks, and it wakes the next one if it leaves rows. Cancellation: at once; batches in flight
-        stay so.
+        wake one of these tasks, and it wakes the next one if it leaves rows. Cancellation: at once; batches remain in
+        flight.
         """
         while True:
             await self._gather()
@@ -99,6 +99,7 @@ class Dispatcher:
                 await self._wait()
                 continue
             device, batch = taken
+            # Before the launch, which may wait for a thread: other tasks that pull must see that this room is taken.
             device.in_flight.append(batch)
             self._count_busy()
             # The arrival has woken this task only, which may be busy with the launch for the whole pass.
@@ -205,13 +206,14 @@ class Dispatcher:
     def _observe(self, device: Device, batches: Sequence[InFlightBatch]) -> None:
         measured = [batch for batch in batches if batch.device_s]
         if not measured:
-            if not all(batch.is_planned for batch in batches):  # some were computed again, in parts
+            # Computed again in parts, or not at all: this time is no measurement, nor does it count for the next batch.
+            if not all(batch.is_planned for batch in batches):
                 self.rates.drain_s(device.freed_at, device.freed_at, left_waiting=False)
             return
         for batch in measured:
             device.observe(batch)
         left_waiting, was_left = self.source.tokens > 0, self.rates.left_waiting
-        # Without the time in which earlier batches were computed, on any device.
+        # All devices drain one queue: the time until the latest batch, of any device, has been counted already.
         seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
         tokens = sum([batch.batch.tokens for batch in measured]) + max(0, self.others_tokens)
         self.others_tokens = 0
@@ -234,6 +236,7 @@ class Dispatcher:
 
         Without another device, all waiting rows fail: it may take minutes until there is one.
         """
+        # First: if this was the last device, ``fail_waiting`` fails these rows, too.
         for batch in unsent:
             self.lost.give_back(batch)
         self.devices = [each for each in self.devices if each is not device]

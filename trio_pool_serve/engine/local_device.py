@@ -54,7 +54,7 @@ class LocalDevice(Device):
     _launching: int = field(default=0, init=False)
     """Batches whose launch in a thread of kind ``launch`` has not returned."""
     _turns: dict[ThreadKind, trio.CapacityLimiter] = field(init=False)
-    """Held for each launch, by kind: a batch that is computed again takes turns with new ones."""
+    """Limiters by kind of launch, of which each launch holds one: batches computed again take turns with new ones."""
     _ticks: dict[trio.CancelScope, float] = field(init=False, factory=dict)
     """For how many ticks each launch and each copy has been waited for."""
 
@@ -249,6 +249,7 @@ class LocalDevice(Device):
         """Count the time of each launch and copy, forever. Cancellation: at once."""
         while True:
             await trio.sleep(self.config.batch_timeout_s / TICKS)
+            # ``cancel`` runs no other task, so no launch or copy enters or leaves the dictionary meanwhile.
             for limit in self._ticks:
                 self._ticks[limit] += 1
                 if self._ticks[limit] > TICKS:  # the first tick may have come right after the launch
@@ -264,7 +265,7 @@ class LocalDevice(Device):
 
         Cancellation: at once; a call that has begun is left to its thread.
         """
-        returned = -1
+        returned = -1  # not 0: loading has freed memory before any batch
         while True:
             await trio.sleep(RETURN_EVERY_S)
             if (done := self.batches + self.failed_batches) != returned:

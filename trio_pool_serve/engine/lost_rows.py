@@ -31,7 +31,7 @@ class RefusedRows:
     """Digests of rows that were refused within ``REFUSED_S``: equal rows are refused, too."""
 
     _known: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
-    """By the hash of a row's ids: the digest of the whole row, and the time until which it is refused."""
+    """Maps the hash of a row's token ids to the digest of the whole row, and the time until which it is refused."""
 
     def refuse(self, entry: QueueEntry) -> None:
         """Fail a row, and remember it."""
@@ -65,7 +65,7 @@ class LostRows:
 
     requeue: Callable[..., None] = lambda *_: None
     suspects: deque[QueueEntry] = field(init=False, factory=deque)
-    """Rows that wait, the next in turn first."""
+    """Rows that wait to be computed again, the next in turn first."""
     refused: RefusedRows = field(init=False, factory=RefusedRows)
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError, *, has_devices: bool) -> None:
@@ -88,10 +88,11 @@ class LostRows:
             self.requeue(*(batch.entries if batch.is_planned else waited_for))  # a planned batch is computed whole
 
     def device_for(self, devices: Sequence[Device]) -> Device | None:
-        """Return the device that computes a suspect, or that will: it gets no other batch until it has none."""
+        """Return the device that computes a suspect or will; it gets no other batch until the suspect is done."""
+        # A suspect is launched only on a device without other batches, so it is the first there.
         held = [each for each in devices if each.in_flight and each.in_flight[0].is_suspect]
         if not held and devices and self.suspects and self._first() is not None:
-            # Its other batches end first: they must not be lost with the suspect.
+            # The other batches of the device end first: they must not be lost with the suspect.
             held = [min(devices, key=lambda each: len(each.in_flight))]
         return held[0] if held else None
 

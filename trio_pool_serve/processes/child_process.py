@@ -51,8 +51,8 @@ OPTIONS: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
 def _command_of(module: str, channel: socket.socket) -> list[str]:
     """Return the command that runs a module with its end of the channel to this process.
 
-    It imports from where this process imports, plugins included. ``python -m`` would import from the current folder
-    first, which may be a model's folder with files of strangers.
+    The module imports from where this process imports, plugins included. ``python -m`` would import from the current
+    folder first, which may be a model's folder with files of strangers.
     """
     return [sys.executable, "-P", "-c", RUN_MODULE, str(channel.fileno()), module, *sys.path]
 
@@ -197,8 +197,8 @@ async def open_child(
 ) -> AsyncIterator[ChildProcess[Any]]:
     """Run a module, as ``python -m MODULE`` does, with ``job`` for as long as the block lasts.
 
-    It inherits ``fds`` and this process's environment, with the variables in ``environment`` added. Retries as long as
-    the system cannot start a process.
+    The child inherits ``fds`` and this process's environment, with the variables in ``environment`` added. Retries as
+    long as the system cannot start a process.
 
     Cancellation: the child is killed unless it leaves within ``EXIT_TIMEOUT_S``.
     """
@@ -228,7 +228,7 @@ async def _start(module: str, fds: Sequence[int], environment: Mapping[str, str]
                 logger.error("%s cannot be started: %s; the next attempt is in %g s", module, error, pause_s)  # noqa: TRY400
             else:
                 theirs.close()  # the child alone has this end, which therefore closes when it dies
-                opened.pop_all()
+                opened.pop_all()  # our end stays open
                 return process, ours
         await trio.sleep(pause_s)  # with nothing open: descriptors may be scarce
 
@@ -305,7 +305,7 @@ def _wait_logged() -> None:
 def end_hypercorn(message: str) -> None:
     """Log why this process ends; if it is a worker of hypercorn, end its parent by a signal that it does not handle.
 
-    It would exit with 0, whatever its worker exits with. The log is complete when it ends.
+    Without a signal, hypercorn exits with 0, whatever its worker exits with. The log is complete by then.
     """
     logger.critical("%s", message)
     _wait_logged()

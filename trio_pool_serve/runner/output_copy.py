@@ -75,14 +75,13 @@ class CopyingBatch:
     _copier: OutputCopier
 
     def __await__(self) -> Generator[Any, Any, list[tuple[PooledValue, ...]]]:
-        # If the task is cancelled, the thread stays: it keeps the buffers into which the device copies.
         return self._copier.offload.run("copy", self._wait_for_copy, abandon_on_cancel=True).__await__()
 
     def _wait_for_copy(self) -> list[tuple[PooledValue, ...]]:
         use_device(self._copier.device)  # each thread has a current device of its own
         try:
             self._event.synchronize()
-            self._device.clear()  # the copies are done
+            self._device.clear()  # the copies are done, and the next batch may need this memory during the split
             return self._split([buffer.numpy() for buffer in self._host])
         except torch.AcceleratorError as error:  # errors of kernels appear after their launch
             raise RunnerDeadError(f"the device failed: {error}") from error

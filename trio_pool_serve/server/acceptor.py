@@ -101,7 +101,7 @@ class Acceptor:
                 left -= REFUSED_PER_SERVED if is_served and self.tls is None else 1
                 refused += not is_served
         except OSError as error:
-            if error.errno in LISTENING_ERRORS:
+            if error.errno in LISTENING_ERRORS:  # no later accept can succeed
                 raise
             logger.warning("no connection can be accepted: %s", error)
             return ERROR_PAUSE_S  # no file descriptors are left, for example
@@ -161,7 +161,7 @@ class Acceptor:
             while True:
                 await trio.lowlevel.wait_readable(connection)
                 received = _received(connection)
-                if received is None:
+                if received is None:  # a socket may be reported readable without bytes
                     continue
                 if not received:
                     return CLIENT_LEFT
@@ -188,7 +188,7 @@ class Acceptor:
             if found is not CLIENT_LEFT:
                 await self._serve_stream(connection, peer, found, head_by)
         finally:
-            # Whatever happened, the connection no longer counts against the limits.
+            # The stream around the socket may have closed it already, or was never made; closing twice is harmless.
             connection.close()
             self.context.connections.add(address, -1)
 

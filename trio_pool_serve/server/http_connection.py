@@ -115,8 +115,10 @@ class HttpConnection:
 
     async def _receive_while_idle(self) -> bytes:
         """Return the bytes that have arrived; empty at the end, or if the connection is idle for too long."""
+        # Only the first request is likely to have arrived already: a later one follows the response.
         data = self._receive_nowait() if not self._requests else None
         if data is None:
+            # A connection that was accepted just before the shutdown may still send its first request.
             grace_s = 0.0 if self._requests else LAST_REQUEST_S
             with self._context.terminated.waiting(self._closes_at(), grace_s):
                 data = await self._receive()
@@ -128,6 +130,7 @@ class HttpConnection:
         return data or b""
 
     def _refuse_slow_head(self) -> None:
+        # Without a byte of a head, the client waits for no response: the connection is closed without one.
         if self._buffer.unread and not self._context.terminated.is_set():
             self._refused_with = 408
 
@@ -136,9 +139,10 @@ class HttpConnection:
         limit_s, since = self._config.keep_alive_timeout, self._idle_since
         if self._buffer.unread:
             limit_s = self._context.connections.client_timeout_s
+            # A head that began to arrive during an earlier request has its whole time once that is answered.
             since = max(self._head_since, self._idle_since)
         elif self._context.terminated.is_set():
-            limit_s = LAST_REQUEST_S
+            limit_s = LAST_REQUEST_S  # ``terminated.waiting`` ends only blocks that began before the shutdown
         return since + limit_s
 
     def _append(self, data: bytes) -> None:
@@ -172,7 +176,7 @@ class HttpConnection:
         if isinstance(error, LeftToHypercornError):
             self._is_left_to_hypercorn = True
         elif self._exchange is None or self._exchange.response is None:
-            self._refused_with = error.status
+            self._refused_with = error.status  # once a response has begun, no other status can be sent
 
     # -- the task that reads, once a request has waited ---------------------------------------------------------------
 
@@ -216,6 +220,7 @@ class HttpConnection:
                 await exchange.wait_for_room()
             if not request.is_complete or not self._buffer.unread:
                 return
+            # The request may have been answered while this task waited for room.
             if self._exchange is exchange:
                 self._answered = trio.Event()
                 await self._answered.wait()
@@ -351,7 +356,7 @@ class HttpConnection:
             return
         if written == sum(map(len, parts)):
             return
-        self._is_writable = False  # until all of it has been written
+        self._is_writable = False  # if this is cancelled midway, nothing may follow a part of a response
         try:
             for part in parts:
                 for begin in range(written, len(part), WRITE_PIECE):

@@ -63,8 +63,8 @@ class ClientTurns:
     slots_per_client: int
     _working: ClientCounts = field(init=False, factory=ClientCounts)
     _waiting: dict[int, list[tuple[int, trio.Event]]] = field(init=False, factory=dict)
-    """By client, the number of each task and an event, set when its turn comes. The next turn goes to the first client
-    without a task at work; if there is none, to the first with fewer tasks than slots."""
+    """Maps a client to the number of each task and an event, set when its turn comes. The next turn goes to the first
+    client without a task at work; if there is none, to the first with fewer tasks than slots."""
     _numbers: "count[int]" = field(init=False, factory=count)
 
     @property
@@ -98,6 +98,7 @@ class ClientTurns:
             return
         turn = trio.Event()
         # Sorted rather than appended: a caller's own numbers may say that a later task is the client's next.
+        # Numbers are unique, so events, which have no order, are never compared.
         place = next(self._numbers) if number is None else number, turn
         insort(self._waiting.setdefault(client, []), place)
         try:
@@ -134,7 +135,7 @@ class ClientTurns:
 
 @frozen(eq=False)
 class TurnLimiter:
-    """A limiter for threads that work in a client's turn: it lasts until they end, even after cancellation."""
+    """A limiter for threads that work in a client's turn, which lasts until they end, even after cancellation."""
 
     turns: ClientTurns
     client: int

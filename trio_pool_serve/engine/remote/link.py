@@ -50,11 +50,13 @@ async def run_link(
     except* trio.BrokenResourceError:  # as usual: processes end while others send to them
         logger.info("an %s disconnected while a message was sent to it", other_end)
     except* LinkRefusedError as refusals:
+        # Several tasks may refuse in one round of the event loop: the reason of one of them will do.
         refusal = str(refusals.exceptions[0])
     except* Exception:
-        # One peer's nonsense must not end the process, or the links to others.
+        # Whatever one peer sends must not end the process, or the links to others.
         logger.exception("the link to an %s failed", other_end)
     finally:
+        # Not shielded: ``aclose`` closes the socket before its checkpoint, so also after cancellation.
         await stream.aclose()
     return refusal
 
@@ -67,6 +69,7 @@ async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
     in ticks, because nothing is received while this process is stopped or its event loop is late. Cancellation: at
     once.
     """
+    # Bytes rather than messages: on a slow path, one large frame may take several times the timeout.
     received, sent = stream.received_bytes, stream.sent_bytes
     unheard = unread = 0
     while max(unheard, unread) < TICKS:
