@@ -139,6 +139,21 @@ def test_a_short_pass_takes_20_ms_or_longer_if_more_than_a_third_of_it_were_cons
     assert shortened(0.002, 1e-4, 512) == {1}, "a longer row is a pass of its own"
 
 
+def test_a_short_pass_has_at_most_twice_the_tokens_of_a_pass_that_was_measured():
+    cost = PassCost()
+    for tokens in (10, 20, 40):
+        cost.observe(tokens, 0.0033 + 1e-6 * tokens)
+    assert cost.short_tokens == 80
+
+
+def test_no_number_that_an_engine_process_sends_stops_the_measurement():
+    cost = PassCost()
+    for tokens, seconds in ((10, 1e-300), (1000, 0.1), (2**60, 1e9), (10, 1e9)):
+        cost.observe(tokens, seconds)
+        assert cost.short_tokens >= 1
+        assert math.isfinite(cost.seconds(2048))
+
+
 def test_where_more_tokens_take_no_longer_a_short_pass_has_twice_as_many_as_were_measured():
     cost = PassCost()
     cost.observe(64, 0.2)

@@ -119,9 +119,10 @@ class Dispatcher:
         Clients that were answered together send their next requests one after the other. Without waiting, the first of
         their rows would be a batch, and the others would wait for it.
         """
-        rooms = [each for each in self.devices if self.source.tokens and (each.room > 0 or each.ahead_room > 0)]
+        available = self.available if self.source.tokens else ()
         # A pass less saves the constant part of its time, and no more. Before anything was measured this is 0.
-        until = time.perf_counter() + min([each.passes.constant_s for each in rooms], default=0.0)
+        constants_s = [each.passes.constant_s for each in available if each.room > 0 or each.ahead_room > 0]
+        until = time.perf_counter() + max(constants_s, default=0.0)
         for _ in range(ARRIVAL_ROUNDS):
             if not self.source.tokens or time.perf_counter() >= until:
                 return
@@ -160,7 +161,8 @@ class Dispatcher:
             # Rows that arrive later wait until this batch is computed, so it is taken only if it is short, and only if
             # it contains all rows: with more rows waiting, there is a batch to launch when the device is free.
             if device.room <= 0 < device.ahead_room and 0 < self.source.tokens <= device.passes.short_tokens:
-                limits = evolve(device.limits, max_tokens=device.passes.short_tokens)
+                limits = device.limits
+                limits = evolve(limits, max_tokens=min(limits.max_tokens, device.passes.short_tokens))
                 if entries := self.source.take(limits, leaves_long=True):
                     return device, InFlightBatch(entries, kind="ahead")
         if not others_wait:

@@ -99,11 +99,11 @@ class LocalDevice(Device):
         return self.launches * self.passes.tokens_per_s
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
-        metrics, rows = self.metrics, batch.batch
+        metrics, tokens, padded = self.metrics, batch.batch.tokens, batch.batch.padded_tokens
         metrics.batch_rows.observe(len(batch.entries))
-        metrics.batch_tokens.observe(rows.padded_tokens)
-        metrics.tokens.inc(rows.tokens)
-        metrics.padding_waste.observe(1 - rows.tokens / rows.padded_tokens)
+        metrics.batch_tokens.observe(padded)
+        metrics.tokens.inc(tokens)
+        metrics.padding_waste.observe(1 - tokens / padded)
         # The runner computes ``launches`` at a time; a further batch waits inside it, and its time begins later.
         if "ahead" in self._turns and not batch.is_planned:
             batch.waits = sum([not each.is_planned for each in self.in_flight]) > self.launches

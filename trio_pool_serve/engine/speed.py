@@ -154,6 +154,7 @@ class PassCost:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Record a pass."""
+        seconds = max(seconds, 1e-6)  # an engine process may send any number
         self._rate.observe(tokens / seconds)
         averages = self._octaves.setdefault(
             tokens.bit_length(), (MovingAverage(PASS_WEIGHT), MovingAverage(PASS_WEIGHT))
@@ -189,9 +190,10 @@ class PassCost:
     def short_tokens(self) -> int:
         """Tokens of a pass that takes ``SHORT_PASS_S``, or longer if more than a third of it would be constant.
 
-        A longer row is a pass of its own.
+        At most twice the tokens that were measured: the line of small passes says little about much larger ones. A
+        longer row is a pass of its own.
         """
-        if self.token_s:
-            return max(1, int(max(SHORT_PASS_S - self.constant_s, 2 * self.constant_s) / self.token_s))
-        # Nothing has been measured, or more tokens took no longer: then twice as many will show how long they take.
-        return max([1, *[int(2 * tokens.value) for tokens, _ in self._octaves.values()]])
+        most = max([1, *[int(2 * tokens.value) for tokens, _ in self._octaves.values()]])
+        if not self.token_s:
+            return most
+        return max(1, min(most, int(max(SHORT_PASS_S - self.constant_s, 2 * self.constant_s) / self.token_s)))

@@ -290,3 +290,35 @@ async def test_devices_get_rows_by_their_speeds_and_a_lone_row_goes_to_the_fast_
                 nursery.start_soon(engines[0].submit, row(ROW_TOKENS))
                 await trio.sleep(0.001)
         assert not slow.batches
+
+
+async def test_a_process_measures_its_own_rows_in_passes_with_those_of_others(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner(token_s=5e-5), launches_block=True)
+        flooding, own = await simulation.add_process(), await simulation.add_process()
+        async with trio.open_nursery() as nursery:
+            for _ in range(64):
+                nursery.start_soon(simulation.ask_again, flooding, ROW_TOKENS)
+            for rows in (1, 2, 4):
+                for _ in range(20):
+                    await own.submit_all([row(ROW_TOKENS)] * rows)
+            nursery.cancel_scope.cancel()
+        (link,) = own.devices.links
+        assert link.passes.short_tokens <= 0.02 / 5e-5, "a pass of 20 ms"
+        assert link.passes.token_s == pytest.approx(5e-5, rel=0.2)
+
+
+async def test_a_draining_device_does_not_make_the_others_look_idle(clock):
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner())
+        flooding = await simulation.add_process()  # on the first device only
+        await simulation.add_device(SimulatedRunner())
+        own = await simulation.add_process()
+        own.devices.links[1].is_draining = True
+        with flooding.admit(EstimatedWork(tokens=100 * BATCH_TOKENS)):
+            await flooding.submit(row(5))
+            await own.submit(row(5))
+            await trio.sleep(2 * HEARTBEAT_S)
+            busy, idle = [link.answers.others_share for link in own.devices.links]
+            assert busy > idle == 0
+            assert own.queue.rates._others_share == busy

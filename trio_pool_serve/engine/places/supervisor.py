@@ -59,8 +59,8 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     """The job of an engine process: load a model with ``loader`` (``module:function``), and listen at ``address``.
 
     The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
-    ``socket_folder`` contains the sockets of the server's processes; without it, snapshots are sent to the parent. If
-    ``cores`` is set, engine processes share the machine's cores through this file.
+    ``socket_folder`` contains the sockets of the server's processes; with a ``key``, snapshots are sent to the parent.
+    If ``cores`` is set, engine processes share the machine's cores through this file.
     """
 
     config: bytes

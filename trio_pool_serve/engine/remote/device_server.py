@@ -80,8 +80,8 @@ class DeviceServer(Worker):
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         self.computed_tokens += batch.batch.tokens
-        for sent in {entry.holder for entry in batch.entries}:
-            sent.device_s += batch.device_s
+        for entry in batch.entries:  # a share of the pass, whose time other processes' rows have taken as well
+            entry.holder.device_s += batch.device_s * entry.tokens / batch.batch.tokens
 
     def __repr__(self) -> str:
         return f"<DeviceServer {self.state}, {self.joiner!r}, {len(self.connections)} API processes>"

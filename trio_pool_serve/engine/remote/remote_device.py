@@ -308,8 +308,8 @@ class RemoteDevice(Device):
         if before is not None:  # the server counts from its start, which was before this connection
             dispatcher.others_tokens += max(0, message.computed_tokens - before.computed_tokens) - own_tokens
             self.queue.scheduler.small_elsewhere += max(0, message.others_small_requests - before.others_small_requests)
-        links = [each for each in dispatcher.devices if isinstance(each, RemoteDevice)]
-        known = [each.answers for each in links if each.answers is not None and not each.stall_reason]
+        links = [each for each in dispatcher.available if isinstance(each, RemoteDevice)]
+        known = [each.answers for each in links if each.answers is not None]
         # The minimum: rows go to the device server with the least other work, and a server may claim any number.
         share = min([each.others_share for each in known], default=0.0)
         per_s = sum([1 / each.seconds_per_token for each in known if each.seconds_per_token])

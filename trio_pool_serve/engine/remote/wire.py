@@ -239,7 +239,8 @@ class Outputs(msgspec.Struct, array_like=True):
 class Done(msgspec.Struct, array_like=True):
     """A batch whose rows are all answered: its credit returns.
 
-    ``device_s``: seconds that it occupied the device; 0 if they do not show its speed, as after a recovery.
+    ``device_s``: seconds for which it occupied the device, of a pass with other rows the share of its tokens; 0 if they
+    do not show the device's speed, as after a recovery.
     """
 
     batch: Count
