@@ -322,3 +322,22 @@ async def test_a_draining_device_does_not_make_the_others_look_idle(clock):
             busy, idle = [link.answers.others_share for link in own.devices.links]
             assert busy > idle == 0
             assert own.queue.rates._others_share == busy
+
+
+async def test_after_a_connection_is_made_again_a_device_server_is_told_what_waits(clock):
+    """Not for each request: once the tokens that wait have doubled since the last message."""
+    async with simulated() as simulation:
+        server = await simulation.add_device(SimulatedRunner())
+        engine = await simulation.add_process()
+        with engine.admit(EstimatedWork(tokens=100 * BATCH_TOKENS)):
+            with engine.admit(EstimatedWork(tokens=1)):
+                await trio.sleep(0.1)
+            (connection,) = server.connections
+            assert connection.queue.tokens == 100 * BATCH_TOKENS + 1
+            await connection.stream.stream.aclose()
+            await trio.sleep(1.0)
+            (again,) = server.connections
+            assert again is not connection
+            with engine.admit(EstimatedWork(tokens=1)):
+                await trio.sleep(0.1)
+            assert again.queue.tokens == 100 * BATCH_TOKENS + 1

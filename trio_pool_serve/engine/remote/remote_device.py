@@ -218,7 +218,7 @@ class RemoteDevice(Device):
             sent = [batch for batch in self.in_flight if batch not in self._unsent]
             self.queue.dispatcher.lose(self, sent, self._unsent, EngineProcessDiedError(self.connector.loss))
         self.hello, self.answers, self._is_leaving, self._received_at = None, None, False, math.inf
-        self.in_flight, self._unsent, self._withdrawn, self._waiting = [], [], [], {}
+        self.in_flight, self._unsent, self._withdrawn, self._waiting, self._sent_tokens = [], [], [], {}, 0
 
     async def _send(self) -> None:
         """Send batches, withdrawals and the state of the queue, forever; and heartbeats, if silence ends the link.
