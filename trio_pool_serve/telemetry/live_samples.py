@@ -229,8 +229,6 @@ class LiveHistory:
     take: Callable[[], Awaitable[Sequence[Snapshot]]]
     state: Callable[[], str]
     samples: deque[bytes] = field(init=False, factory=lambda: deque(maxlen=KEPT))
-    viewers: int = field(init=False, default=0)
-    """Number of connected viewers, which update it."""
     taken: int = field(init=False, default=0)
     """Number of the last sample; the first is 1."""
     _due: float = field(init=False, default=0.0)

@@ -69,15 +69,11 @@ class LiveQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 async def _live_events(service: Service, after: int) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events: the samples that are kept, then each new one, until the server drains."""
-    service.live.viewers += 1
-    try:
-        has_ended = False
-        while not has_ended:
-            after, samples = await service.live.samples_after(after)
-            has_ended = service.draining
-            yield b"".join(b"data: " + sample + b"\n\n" for sample in samples)
-    finally:
-        service.live.viewers -= 1
+    has_ended = False
+    while not has_ended:
+        after, samples = await service.live.samples_after(after)
+        has_ended = service.draining
+        yield b"".join(b"data: " + sample + b"\n\n" for sample in samples)
 
 
 def console_routes(service: Service) -> Routes:
