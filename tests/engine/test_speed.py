@@ -123,7 +123,7 @@ def test_a_device_that_becomes_slower_is_measured_anew():
 
 
 def shortened(constant_s: float, token_s: float, row_tokens: int) -> set[int]:
-    """Compute many rows of so many tokens beside single ones; return how many of them the last short passes had."""
+    """Compute short passes of rows of ``row_tokens`` tokens, and single rows between; return the last passes' rows."""
     cost, rows = PassCost(), []
     for _ in range(40):
         rows.append(max(1, cost.short_tokens // row_tokens))

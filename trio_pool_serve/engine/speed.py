@@ -141,7 +141,7 @@ class PassCost:
 
     The line is fitted to the averages of each octave of tokens, by least squares of relative errors: so a size that is
     no longer computed still counts, and a pass of many tokens does not count for more than one of few. While all passes
-    have one size, no part is known to be constant.
+    are of one octave, no part is known to be constant.
     """
 
     constant_s: float = field(init=False, default=0.0)

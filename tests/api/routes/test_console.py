@@ -139,7 +139,7 @@ async def test_viewers_do_not_keep_a_server_from_ending(service, client):
         with trio.fail_after(10):
             rest = await viewer.take(100)
     assert rest[-1]["state"] == "draining"
-    assert not service.live._turn.locked(), "nobody waits for a sample"
+    assert not service.live._turn.locked(), "a viewer still waits for a sample"
 
 
 async def test_the_page_works_below_a_path(service):
@@ -152,4 +152,4 @@ async def test_the_page_works_below_a_path(service):
 async def test_a_head_request_ends(service, client):
     with trio.fail_after(20):
         assert (await client.head("/console/live")).status_code == 200
-    assert not service.live._turn.locked(), "nobody waits for a sample"
+    assert not service.live._turn.locked(), "a viewer still waits for a sample"

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from tests.engine.remote.replicas import outcome_of
@@ -341,3 +342,36 @@ async def test_after_a_connection_is_made_again_a_device_server_is_told_what_wai
             with engine.admit(EstimatedWork(tokens=1)):
                 await trio.sleep(0.1)
             assert again.queue.tokens == 100 * BATCH_TOKENS + 1
+
+
+async def median_beside_floods(processes: int) -> float:
+    """Return the median seconds of single rows, while each process also computes requests of a thousand rows."""
+    answered_s: list[float] = []
+
+    async def flood(engine: Engine, number: int) -> None:
+        work = EstimatedWork(tokens=64_000, rows=1000, client=Client(str(number)))
+        while True:
+            with engine.admit(work):
+                await engine.submit_all([replace(row(64, client=number), group=1 + number)] * 1000)
+
+    async def ask_singles(engine: Engine, number: int) -> None:
+        while True:
+            began = trio.current_time()
+            await engine.submit(row(16, client=100 + number))
+            answered_s.append(trio.current_time() - began)
+            await trio.sleep(0.01)
+
+    async with simulated() as simulation:
+        await simulation.add_device(SimulatedRunner(constant_s=0.002, token_s=2e-5, default_batch_tokens=8192))
+        for number in range(processes):
+            engine = await simulation.add_process()
+            simulation.nursery.start_soon(flood, engine, number)
+            simulation.nursery.start_soon(ask_singles, engine, number)
+        await trio.sleep(2)  # until passes are measured
+        answered_s.clear()
+        await trio.sleep(2)
+    return float(np.median(answered_s))
+
+
+async def test_a_pass_with_long_work_of_several_processes_is_as_short_as_one_of_a_single_process(clock):
+    assert await median_beside_floods(4) <= 1.5 * await median_beside_floods(1)

@@ -132,7 +132,9 @@ class RemoteDevice(Device):
 
     @property
     def limits(self) -> BatchLimits:  # noqa: D102
-        return BatchLimits(self.budget, self.passes.short_tokens, self.facts.pads)
+        # Rows of other processes are joined to the same pass, and it should be short as a whole.
+        share = 0.0 if self.answers is None else self.answers.others_share
+        return BatchLimits(self.budget, max(1, int(self.passes.short_tokens / (1 + share))), self.facts.pads)
 
     async def launch(self, batch: InFlightBatch) -> bool:  # noqa: D102
         for entry in batch.entries:
