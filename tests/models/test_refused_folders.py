@@ -415,6 +415,7 @@ SPARSE_MODELS = [
     ),
     (behind((f"{SPARSE}.SparseAutoEncoder", "2")), "a SparseAutoEncoder follows Transformer and Pooling"),
     (autoencoder({}, transformer_task="fill-mask"), "this kind of model needs feature-extraction"),
+    (autoencoder({}, modality_config={"text": TOWER}), "computes text by get_text_features"),
     *(
         (autoencoder(config), said)
         for config, said in (

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
-from trio_pool_serve.models.embedding import STATES, assumption_of, require_plain_states
+from trio_pool_serve.models.embedding import assumption_of, require_plain_states
 from trio_pool_serve.models.files.chat_settings import read_chat_format
 from trio_pool_serve.models.files.exported_files import has_exported_file, why_not_torch
 from trio_pool_serve.models.files.folder_files import FolderFiles
@@ -141,7 +141,6 @@ def read_pooled_classifier(files: FolderFiles, config: ModelConfig) -> SequenceC
         "(vision_config in config.json), is not supported.",
     )
     require_plain_states(files)
-    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     modules = read_pooled_modules(files, writes=SCORES)
     scores, place = modules[-1].config.get("out_features"), modules[-1].path / "config.json"
     if modules[-1].name != "Dense" or type(scores) is not int or not 1 <= scores <= MAX_SCORES:

@@ -46,7 +46,6 @@ def read_embedding(files: FolderFiles, config: ModelConfig) -> Embedding:
             f"{name} is not an embedding model, and is not supported.",
         )
     require_plain_states(files)
-    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
     return Embedding(
         modules=modules_after_transformer(files, config),
         similarity=similarity_of(files),
@@ -186,6 +185,7 @@ def require_plain_states(files: FolderFiles) -> None:
     """Raise ``ModelLoadError`` unless the transformer makes the states of an embedding model, of any text alike."""
     files.require_task("feature-extraction")
     files.reject_input_type_lengths()
+    files.require_methods(dict.fromkeys(("text", "message") & files.modality_config.keys(), STATES))
 
 
 def embedding_heads(spec: Embedding) -> "BuiltHeads":

@@ -14,7 +14,6 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require, require_request
 from trio_pool_serve.models.embedding import (
-    STATES,
     Embedding,
     assumption_of,
     modules_after_transformer,
@@ -78,8 +77,6 @@ def read_vision_language(files: FolderFiles, config: ModelConfig) -> VisionLangu
     if unsupported := [name for name in files.architectures if not name.endswith(CLASS_SUFFIXES)]:
         raise ModelLoadError(f"{unsupported[0]} is not an embedding model, and is not supported.")
     require_plain_states(files)
-    if files.modules and "message" in files.modality_config:
-        files.require_methods({"message": STATES})
     return VisionLanguage(
         modules=modules_after_transformer(files, config),
         assumption=assumption_of(files, config),
