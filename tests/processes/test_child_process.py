@@ -35,7 +35,8 @@ async def test_a_child_sends_a_message_and_exits_with_its_parent():
     async with open_child(CHILD, Job(b""), Said) as child:
         assert await child.status() == Said("hello")
         await trio.aclose_forcefully(child.channel.stream)
-        assert await child.wait() == "exited with status 7"
+        await child.process.wait()
+        assert child.end == "exited with status 7"
 
 
 @pytest.mark.parametrize("scarcity", [no_more_files, no_more_threads])
@@ -69,7 +70,7 @@ async def test_a_child_that_sends_an_invalid_message_is_ended_and_may_be_told_to
     async with open_child(CHILD, Job(GARBAGE), Said) as child:
         assert await child.status() is None
         await _send(Drain(), child)  # its channel is closed already
-        assert await child.wait() == "exited with status 7"
+        assert child.end == "exited with status 7"
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(b"", Said("hello")), (GARBAGE, None)], ids=["valid", "invalid"])
@@ -93,7 +94,8 @@ async def test_a_child_that_receives_an_invalid_message_exits():
     async with open_child(CHILD, Job(b""), Said) as child:
         assert await child.status() == Said("hello")
         await child.channel.stream.send_all(GARBAGE)
-        assert await child.wait() == "exited with status 7"
+        await child.process.wait()
+        assert child.end == "exited with status 7"
 
 
 async def test_a_child_that_is_silent_is_killed_and_time_in_which_the_parent_was_stopped_does_not_count(mock_clock):
@@ -107,7 +109,8 @@ async def test_a_child_that_is_silent_is_killed_and_time_in_which_the_parent_was
             await wait_all_tasks_blocked()
         assert child.process.poll() is None
         mock_clock.jump(1)
-        assert await child.wait() == "was ended by signal 9"
+        await child.process.wait()
+        assert child.end == "was ended by signal 9"
 
 
 async def test_a_job_that_cannot_be_sent_is_the_parents_error_and_leaves_no_child():

@@ -109,11 +109,6 @@ class ChildProcess(Generic[Status]):
         await self.leave(EXIT_TIMEOUT_S)
         return None
 
-    async def wait(self) -> str:
-        """Wait until the child has ended; return ``end``. Cancellation: at once."""
-        await self.process.wait()
-        return self.end
-
     @property
     def end(self) -> str:
         """How the child has ended, as a phrase for the log."""

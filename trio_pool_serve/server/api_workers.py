@@ -117,22 +117,21 @@ class ApiWorkers:
             try:
                 if self._draining:  # since before it was started
                     await _send(Drain(), child)
-                match await child.status():
-                    case Ready():
+                while (status := await child.status()) is not None:
+                    if isinstance(status, Ready):
                         ready_at = trio.current_time()
                         self.ready.set()
-                    case LoadFailed(message):
-                        if not self.ready.is_set():
-                            raise ModelLoadError(message)
-                        logger.error("an API worker cannot start: %s", message)
-                end = await child.wait()
+                    elif self.ready.is_set():
+                        logger.error("an API worker cannot start: %s", status.message)
+                    else:
+                        raise ModelLoadError(status.message)
             finally:
                 self._children.discard(child)
             if self._draining:
                 if not self._children:
                     self._drained.set()
                 await trio.sleep_forever()  # it is not replaced
-            return ChildEnd(end, max(0.0, trio.current_time() - ready_at))
+            return ChildEnd(child.end, max(0.0, trio.current_time() - ready_at))
 
     async def drain(self) -> None:
         """Tell all of them to finish their requests and exit, and wait until they have exited.

@@ -285,12 +285,11 @@ class RayPlacement:
                         raise ModelLoadError(status.message)
                     else:
                         logger.error("%s", status.message)
-                end = await child.wait()
         finally:
             self._is_connected = False
             for place in actors.places:
                 place.path.unlink(missing_ok=True)  # the engine process there ends, too
-        return ChildEnd(end, max(0.0, trio.current_time() - connected_at))
+        return ChildEnd(child.end, max(0.0, trio.current_time() - connected_at))
 
     def snapshot(self) -> Snapshot:
         """Return that all places are loading, while there is no process that reports their states."""

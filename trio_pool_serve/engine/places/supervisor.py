@@ -315,7 +315,8 @@ class LocalPlaces(Supervisor):
         # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
         # start soon.
         with suppress(OSError):  # the folder may have been removed
-            shared_array(folder / CORES, place.replica.processes)[place.replica.process] = -math.inf
+            if cores:
+                shared_array(Path(cores), place.replica.processes)[place.replica.process] = -math.inf
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
         unknown = "" if place.description or was_killed else f"The engine process of {place} {child.end}."
