@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import h2.config
-import h2.connection
+import h2.events
 import httpx
 import pytest
 import trio
 from packaging.requirements import Requirement
 
+from benchmarks.http2_floods import DATA, frame
 from tests.conftest import client_of
 from tests.lanes import sampled
 from tests.pipes import read, write
+from tests.server.http2_client import Client
 from tests.server.programs import script
 from tests.server.programs.script import load_scripted
 from tests.server.server_process import (
@@ -43,23 +44,17 @@ ASGI = "tests.server.programs.scripted_asgi:app"
 
 async def send_data_after_the_answer(server: ServerProcess) -> None:
     """HTTP/2 with prior knowledge: the answer comes before the body ends, then one more DATA frame."""
-    peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-    peer.initiate_connection()
-    headers = {":method": "POST", ":path": "/nothing", ":scheme": "http", ":authority": "x"}
-    peer.send_headers(1, list(headers.items()))
     async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-        await stream.send_all(peer.data_to_send())
-        ended = False
-        while not ended:
-            events = peer.receive_data(await stream.receive_some())
-            ended = any(type(event).__name__ == "StreamEnded" for event in events)
+        client = Client(stream)
+        number = client.begin("/nothing", "POST", ends=False)
+        await client.send()
+        await client.event(h2.events.StreamEnded, number)
         # The library knows that the stream is over for us too; a hostile client does not care.
-        peer.ping(b"answered")
-        await stream.send_all(b"\x00\x00\x01\x00\x00\x00\x00\x00\x01x" + peer.data_to_send())
-        with suppress(trio.BrokenResourceError):
-            while received := await stream.receive_some():
-                if any(type(event).__name__ == "PingAckReceived" for event in peer.receive_data(received)):
-                    return
+        await stream.send_all(frame(DATA, number, b"x"))
+        client.protocol.ping(b"answered")
+        with suppress(trio.BrokenResourceError, EOFError):
+            await client.send()
+            await client.event(h2.events.PingAckReceived)
 
 
 async def upgrade_with_trailing_bytes(server: ServerProcess) -> None:
