@@ -12,7 +12,7 @@ from attrs import define
 
 from tests.conftest import UNHURRIED, client_of, listening, running
 from tests.cpu_backend import BY_TORCH
-from trio_pool_serve.config import Config, InputConfig, ModelConfig
+from trio_pool_serve.config import Config, ModelConfig
 from trio_pool_serve.service import Service
 from trio_pool_serve.types import Vectors
 
@@ -102,14 +102,11 @@ def unranked(items: Sequence[Any], name: str, count: int) -> Vectors:
 
 
 @asynccontextmanager
-async def serving_folder(
-    path: Path, *, inputs: InputConfig | None = None, **loading: Any
-) -> AsyncIterator[AskedFolder]:
+async def serving_folder(path: Path, **loading: Any) -> AsyncIterator[AskedFolder]:
     """Serve a folder in float32 on a real socket until the block is left."""
     config = Config(
         models=(str(path),),
         loading=ModelConfig(dtype="float32", device="cpu", **BY_TORCH | loading),
-        input=inputs or InputConfig(),
         scheduling=UNHURRIED,
     )
     async with (

@@ -382,11 +382,16 @@ async def test_embeddings_in_place_of_ids_agree_alone_and_beside_images(
 
 @SEEING
 async def test_the_embedding_of_the_placeholder_fails_no_batch(name: str, tmp_path: Path):
-    """A client can send what the model has in the place of an image; the model takes it for one."""
+    """A client can send what the model has in the place of an image; the model takes it for one.
+
+    No video is read: a placeholder for one is a token like others.
+    """
     found = await vision_language(tmp_path / "model", name, Embed())
     ours: Any = found.ours
     hostile = of_embeds(ours.runner.loaded.backbone.embed(torch.tensor([ours.images.token_id] * 3)))
-    _, *rows = [vector for (vector,) in await ours.runner.launch(Batch((hostile, *found.requests)))]
+    (video,) = asked([ours.in_conversation(["what is <|video_pad|> here"])], Embed())
+    assert transformers.AutoConfig.from_pretrained(ours.path).video_token_id in video.prompt.token_ids
+    _, _, *rows = [vector for (vector,) in await ours.runner.launch(Batch((hostile, video, *found.requests)))]
     assert max(map(difference, rows, found.expected)) < found.tolerance
 
 

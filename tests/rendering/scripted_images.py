@@ -79,6 +79,8 @@ class ScriptedFormat:
         places = np.flatnonzero(token_ids == self.placeholder)
         if len(places) != len(images):
             raise InvalidRequestError(f"{len(places)} places for {len(images)} images.")
+        if not images:
+            return RenderedPrompt(token_ids)
         repeats = np.ones(len(token_ids), dtype=int)
         repeats[places] = [sum(image.tokens) for image in images]
         together = ImageFeatures(

@@ -26,6 +26,7 @@ from trio_pool_serve.config import Config, InputConfig, NetworkConfig, Schedulin
 from trio_pool_serve.rendering.prompt_embeds import EmbedsFormat
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import Offload
+from trio_pool_serve.types import CopiedBatch
 
 GOOD = base64.b64encode(as_npy(ROWS)).decode()
 
@@ -102,6 +103,14 @@ async def test_hostile_tensors_are_400_and_the_next_request_is_answered(client, 
     assert error["param"] == "prompt_embeds"
     assert scripted.batches == []
     await post(client, input="hello")
+    await wait_idle(service)
+
+
+async def test_embeddings_of_which_the_model_makes_no_finite_numbers_are_refused(client, service, scripted):
+    scripted.on_launch = lambda _: CopiedBatch([(np.full(8, np.inf, dtype=np.float32),)])
+    error = await refused(client, prompt_embeds=GOOD)
+    assert error["param"] == "prompt_embeds"
+    assert "not finite" in error["message"]
     await wait_idle(service)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import transformers
 import trio
@@ -27,6 +28,7 @@ from trio_pool_serve.prompts import (
     RenderingParams,
     TextPart,
     TextPrompt,
+    TokensPrompt,
 )
 from trio_pool_serve.rendering.chat import template_sandbox
 from trio_pool_serve.rendering.chat.chat_pair import ChatFormat
@@ -225,6 +227,19 @@ async def test_an_image_alone_is_read_by_itself_where_the_model_does_that(folder
         assert (await renderer.render(alone, RenderingParams())).images.tokens == (4,)
         both = ContentPrompt((ImagePart("tokens:4"), TextPart("look")))
         await refusal(renderer, both, "one text or one image", RenderingParams())
+
+
+async def test_a_placeholder_without_an_image_is_refused_wherever_it_stands(folder, loader):
+    """The model would look for the image among those of the batch's other rows."""
+    written = "what is <|image|> here"
+    async with rendering(folder, **reads_images(loader)) as renderer:
+        for prompt in (TextPrompt(written), TokensPrompt(np.array([IMAGE])), says(("user", written))):
+            await refusal(renderer, prompt, "1 places for 0 images")
+        for text in (written, "hello " * MAX_MODEL_LEN + written):  # also in the last window of a long text
+            texts = [(TextPrompt(each), NO_SPECIAL, True) for each in ("hello " * MAX_MODEL_LEN, text)]
+            with pytest.raises(InvalidRequestError, match="1 places for 0 images"):
+                await renderer.render_plain(texts)
+        assert await renderer.render_plain(texts[:1])
 
 
 async def test_what_is_too_long_with_its_images_is_refused_and_never_cut(folder, loader):
