@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.folder_over_http import Record, farthest, serving_folder
-from tests.models.model_families import TEXTS, edit_json
+from tests.models.model_families import TEXTS
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
-from tests.models.static_families import STATIC, WIDTH, static_reference
+from tests.models.static_families import STATIC, static_reference
 
 ORACLE = "SentenceTransformer"
 
@@ -47,14 +47,3 @@ async def test_the_windows_of_a_long_text_have_no_special_tokens(tmp_path: Path)
     path = STATIC["static"](tmp_path / "static")
     async with serving_folder(path, backend="auto", max_model_len=10, long_text="chunk") as ours:
         assert farthest(await ours.embeddings(TEXTS), static_reference(path).encode(list(TEXTS))) < 1e-5
-
-
-async def test_a_model_of_model2vec_whose_dimensions_a_request_cuts(tmp_path: Path):
-    path = STATIC["potion"](tmp_path / "potion")
-    edit_json(path / "config.json", lambda config: config.update(hidden_dim=WIDTH))
-    expected = static_reference(path).encode(list(TEXTS))[:, :8]
-    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    async with serving_folder(path, backend="auto") as ours:
-        assert farthest(await ours.embeddings(TEXTS, dimensions=8), expected) < 1e-5
-        too_many = await ours.client.post("/v1/embeddings", json={"input": "x", "dimensions": WIDTH + 1})
-    assert too_many.status_code == 400

@@ -83,16 +83,6 @@ async def by_adapter(ours: ServedModel, adapters: Sequence[Adapter | None], text
     return [values(ours.runner, *(replace(row, adapter=each) for row in rows)) for each in adapters]
 
 
-async def test_rows_of_an_adapter_are_those_of_the_merged_model_by_openvino(tmp_path: Path, base: Path):
-    adapter = write_lora(tmp_path / "adapter", base)
-    ours = ServedModel(base, settings=BY_OPENVINO)
-    merged = ServedModel(Path(adapter.folder), settings=BY_OPENVINO | {"adapter_base": str(base)})
-    assert isinstance(merged.runner, OpenVinoRunner)
-    (found,) = await by_adapter(ours, [adapter])
-    (expected,) = await by_adapter(merged, [None])
-    assert largest_difference(found, expected) <= 1e-5
-
-
 @pytest.mark.skipif(not has_native_bfloat16(), reason="this CPU does not compute bfloat16")
 async def test_in_bfloat16_rows_of_an_adapter_are_near_those_in_float32(tmp_path: Path, base: Path):
     adapter = write_lora(tmp_path / "adapter", base, target_modules=["query", "value", "word_embeddings"])
