@@ -34,7 +34,6 @@ from tests.models.model_families import (
     write_family,
     write_model,
     write_modules,
-    write_weighted_layers,
 )
 from tests.models.retrieval_families import (
     colbert_v2,
@@ -86,6 +85,7 @@ WITHOUT_A_SIZE = Module(type=DENSE, config={"out_features": 4}, weights={"linear
             )
         ),
         ([evolve(layer_weights(), weights={"x": torch.ones(1)}), pooling("mean")], "has no layer_weights"),
+        ([layer_weights(0, 1), pooling("mean")], "first batch: there are 2 layer_weights, but 3 hidden states"),
         (after_mean(Module(type=f"{MODELS}.LayerNorm", config={"dimension": HIDDEN})), "2_LayerNorm contains no"),
         (after_mean(layer_norm(HIDDEN - 1)), "first batch"),
         (after_mean(evolve(layer_norm(), config={"dimension": 10**10})), "size mismatch for weight"),
@@ -106,13 +106,6 @@ def test_a_module_that_cannot_be_loaded_is_an_error(tmp_path: Path, modules: lis
     path = write_family(tmp_path / "model", "bert", modules=modules)
     edit_json(path / "config.json", lambda config: config.update(output_hidden_states=True))
     refuse(path, said)
-
-
-def test_layer_weights_for_other_hidden_states_than_the_model_s_are_an_error(tmp_path: Path):
-    refuse(
-        write_weighted_layers(tmp_path / "model", "bert", layer_weights(0, 1)),
-        "first batch: there are 2 layer_weights, but 3 hidden states",
-    )
 
 
 OF_CODE = {"auto_map": {"AutoModelForSequenceClassification": "someone/code--modeling.Model"}}
@@ -283,16 +276,6 @@ def test_files_that_are_missing_broken_or_do_not_fit_are_named(row: Any, tmp_pat
     refuse(tmp_path / "model", said, **(settings[0] if settings else {}))
 
 
-@pytest.mark.parametrize("name", ["BartModel", "BartForSequenceClassification"])
-def test_an_encoder_decoder_is_an_error(tmp_path: Path, name: str):
-    config = transformers.BartConfig(
-        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
-    )  # fmt: skip
-    getattr(transformers, name)(config).save_pretrained(tmp_path)
-    refuse(tmp_path, "bart is an encoder–decoder")
-
-
 @pytest.mark.parametrize("max_model_len", [None, 512, 10**7])
 @pytest.mark.parametrize(
     ("model_type", "name", "said"),
@@ -304,6 +287,7 @@ def test_an_encoder_decoder_is_an_error(tmp_path: Path, name: str):
             "model_type is telepathy, which transformers does not have",
         ),
         ("bart", "BartModel", "bart is an encoder–decoder"),
+        ("bart", "BartForSequenceClassification", "bart is an encoder–decoder"),
         ("whisper", "WhisperForConditionalGeneration", "whisper is an encoder–decoder"),
         ("vit", "ViTModel", "vit models read no text"),
     ],
