@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.api.serving import key_file_of
 from tests.conftest import client_of
 from tests.model_folders import write_scripted_folder
 from tests.models.model_families import write_family
@@ -101,9 +102,7 @@ async def test_a_key_with_admin_loads_a_model_and_deletes_it_as_the_page_does(tm
     blocks = blocks_of(ROOT / "docs/models-at-run-time.md")
     serve, requests = [block.text for block in blocks if block.language != "json"]
     minilm, bge = (str(write_scripted_folder(tmp_path / name)) for name in ("minilm", "bge"))
-    keys = tmp_path / "keys.toml"
-    keys.write_text(f'[operators]\nkey = "ADMIN-KEY"\n{scope}\n')
-    keys.chmod(0o600)
+    keys = key_file_of(tmp_path, f'[operators]\nkey = "ADMIN-KEY"\n{scope}\n')
     words = shlex.split(serve.replace("/models/all-MiniLM-L6-v2", minilm).replace("keys.toml", str(keys)))
     assert words[:2] == [PROGRAM, "serve"]
     async with scripted(tmp_path, *words[2:]) as server, client_of(server.url) as client:

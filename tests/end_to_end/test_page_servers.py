@@ -27,6 +27,7 @@ from tests.server.server_process import (
     ENGINE_PROGRAM,
     LAUNCHER,
     ROOT,
+    SCRIPTED_ASGI,
     ServerProcess,
     free_port,
     hypercorned,
@@ -111,8 +112,7 @@ async def test_the_documented_command_of_hypercorn_starts_a_server(tmp_path: Pat
     assert words[2:4] == ["--config", "docs/hypercorn.toml"]
     assert (words[4:6], words[-1]) == (["--worker-class", "trio"], "trio_pool_serve.asgi:app")
     model = str(write_scripted_folder(tmp_path / "model"))
-    app = "tests.server.programs.scripted_asgi:app"
-    async with hypercorned(tmp_path, app, env={name: model}) as server, client_of(server.url) as client:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, env={name: model}) as server, client_of(server.url) as client:
         assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
 
 

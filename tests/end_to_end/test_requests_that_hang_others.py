@@ -14,6 +14,7 @@ import transformers
 import trio
 from attrs import define, field
 
+from tests.api.serving import key_file_of
 from tests.conftest import client_of
 from tests.end_to_end.hanging_requests import (
     MAX_INPUTS,
@@ -174,11 +175,8 @@ def api_workers(engine: tuple[str, ...]) -> int:
 @pytest.fixture(scope="module", params=ENGINES)
 def driven(request, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
     folder = tmp_path_factory.mktemp("server")
-    keys = folder / "keys.toml"
-    keys.write_text(KEYS)
-    keys.chmod(0o600)
     models = [f"{name}={path}" for name, path in folders.items()]
-    flags = ["--dtype", "float32", "--trust-request-chat-template", "--api-keys-file", str(keys)]
+    flags = ["--dtype", "float32", "--trust-request-chat-template", "--api-keys-file", str(key_file_of(folder, KEYS))]
     limits = ["--max-inputs-per-request", str(MAX_INPUTS), "--max-batch-tokens", str(SHORT_BATCH)]
     with serving(folder, *models, *flags, *limits, *request.param, command=LAUNCHER) as server:
         driven = Driven(server)

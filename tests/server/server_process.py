@@ -28,6 +28,7 @@ from tests.server.programs import script
 ROOT = Path(__file__).parents[2]
 LAUNCHER = (sys.executable, "-m", "trio_pool_serve", "serve", *BY_TORCH_FLAGS, "--replicas", "1")  # each loads a model
 SCRIPTED = (sys.executable, "-m", "tests.server.programs.scripted_server")
+SCRIPTED_ASGI = "tests.server.programs.scripted_asgi:app"
 ENGINE_PROGRAM = (sys.executable, "-m", "tests.server.programs.scripted_engine")
 START_LIMIT_S = 300
 

@@ -21,7 +21,7 @@ from tests.models.vision_families import clip
 from tests.rendering.media.image_server import says, serving
 from tests.rendering.media.images import encoded as picture
 from tests.runs.requests.line_files import ENDPOINT, encoded, line
-from tests.server.server_process import API_PROCESS, ServerProcess, hypercorned, launched, scripted
+from tests.server.server_process import API_PROCESS, SCRIPTED_ASGI, ServerProcess, hypercorned, launched, scripted
 from trio_pool_serve.api.http.forwarding import ANSWER_S, ASK_S
 from trio_pool_serve.runs.batch_api.batch_api import RETRY_S
 
@@ -291,8 +291,7 @@ async def test_workers_of_plain_hypercorn_share_the_files(tmp_path, model):
         "TRIO_POOL_SERVE_DATA_DIR": str(tmp_path / "data"),
         "TRIO_POOL_SERVE_ENGINE": "local",
     }
-    app = "tests.server.programs.scripted_asgi:app"
-    async with hypercorned(tmp_path, app, "--workers", "2", env=env) as server:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, "--workers", "2", env=env) as server:
         for _ in range(10):
             async with client_at(server.url).with_options(max_retries=10) as client:  # one of them may be loading
                 batch = await ended(client, await created(client, encoded([line(0)])))

@@ -27,6 +27,7 @@ from tests.server.server_process import (
     LAUNCHER,
     ROOT,
     SCRIPTED,
+    SCRIPTED_ASGI,
     ServerProcess,
     free_port,
     hypercorned,
@@ -35,9 +36,6 @@ from tests.server.server_process import (
 )
 from trio_pool_serve.app import create_app
 from trio_pool_serve.service import Service
-
-ASGI = "tests.server.programs.scripted_asgi:app"
-
 
 # -- H1: one bad connection kills hypercorn's worker --------------------------------------------------
 
@@ -131,7 +129,7 @@ async def test_under_plain_hypercorn_killing_connections_fail_alone_and_a_crashe
     tmp_path, scripted_folder, token
 ):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
-    async with hypercorned(tmp_path, ASGI, env=env) as server:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, env=env) as server:
         for kill in KILLERS:
             await kill(server)
             await server.ask_well()
@@ -220,7 +218,7 @@ async def test_plain_hypercorn_with_the_shipped_toml_leaves_on_a_signal_with_idl
 ):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     toml = ROOT / "docs" / "hypercorn.toml"
-    async with hypercorned(tmp_path, ASGI, "--config", str(toml), env=env) as server:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, "--config", str(toml), env=env) as server:
         async with client_of(server.url) as client:
             assert (await client.post("/v1/embeddings", json={"input": "hello"})).status_code == 200
             server.signal()
@@ -291,8 +289,7 @@ async def test_a_signal_while_the_model_loads_ends_the_process(tmp_path, scripte
 
 async def test_the_port_answers_while_the_model_loads(tmp_path, scripted_folder, loading):
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder), "SCRIPT_LOADING": str(loading)}
-    app = "tests.server.programs.scripted_asgi:app"
-    async with hypercorned(tmp_path, app, env=env, wait_ready=False) as server:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, env=env, wait_ready=False) as server:
         assert await read(loading) == "loading"
         await server.wait_until("/livez")
         await server.wait_until("/readyz", 503)
@@ -351,7 +348,7 @@ async def test_plain_hypercorn_without_trio_exits_with_a_line_and_a_status(tmp_p
     """By default its workers run asyncio; without a lifespan it would serve an app that never loads its models."""
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     arguments = ("--worker-class", "asyncio", "--workers", workers)
-    async with hypercorned(tmp_path, ASGI, *arguments, env=env, wait_ready=False) as server:
+    async with hypercorned(tmp_path, SCRIPTED_ASGI, *arguments, env=env, wait_ready=False) as server:
         status, log = await server.wait_exit_and_log()
     assert status != 0
     assert "run hypercorn with --worker-class trio" in json.loads(log.splitlines()[0])["message"]

@@ -10,7 +10,7 @@ import trio
 
 from tests.conftest import running
 from tests.server.programs import script
-from tests.server.server_process import API_PROCESS, ROOT, ServerProcess, hypercorned, scripted
+from tests.server.server_process import API_PROCESS, ROOT, SCRIPTED_ASGI, ServerProcess, hypercorned, scripted
 from trio_pool_serve.process_setup import SWITCH_INTERVAL_S, configure_process
 from trio_pool_serve.service import Service
 from trio_pool_serve.threads.offload import NICENESS
@@ -90,7 +90,7 @@ async def test_a_server_that_computes_itself_sets_all_as_does_the_lifespan_under
     env = {"TRIO_POOL_SERVE_MODEL": str(scripted_folder)}
     for starting in (
         scripted(tmp_path, scripted_folder),
-        hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env),
+        hypercorned(tmp_path, SCRIPTED_ASGI, env=env),
     ):
         async with starting as server:
             assert await settings_where_computed(server) == [SWITCH_INTERVAL_S, NICENESS, SPINS]

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import trio
 
-from tests.server.server_process import ServerProcess, hypercorned, scripted
+from tests.server.server_process import SCRIPTED_ASGI, ServerProcess, hypercorned, scripted
 
 LEAVE_LIMIT_S = 20
 CONVERSATION = {"messages": [{"role": "user", "content": "hello"}], "chat_template": "{{ messages[0].content }}"}
@@ -32,7 +32,7 @@ def by_launcher(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[Ser
 
 def by_hypercorn(tmp_path: Path, folder: Path) -> AbstractAsyncContextManager[ServerProcess]:
     env = {"TRIO_POOL_SERVE_MODEL": str(folder), "TRIO_POOL_SERVE_TRUST_REQUEST_CHAT_TEMPLATE": "true"}
-    return hypercorned(tmp_path, "tests.server.programs.scripted_asgi:app", env=env)
+    return hypercorned(tmp_path, SCRIPTED_ASGI, env=env)
 
 
 @pytest.mark.slow

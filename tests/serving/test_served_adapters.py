@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.api.serving import key_file_of
 from tests.conftest import wait_idle
 from tests.model_folders import write_scripted_folder
 from tests.models.adapter_folders import factors, write_adapter
@@ -131,9 +132,7 @@ async def test_a_key_that_is_limited_to_names_needs_that_of_the_adapter(tmp_path
     write_adapter(tmp_path / "law")
     keys = {"admin-key": "admin = true", "base": 'models = ["a"]', "law": 'models = ["law"]'}
     keys["limited"] = 'admin = true\nmodels = ["mine"]'
-    path = tmp_path / "keys.toml"
-    path.write_text("".join(f'[{key}]\nkey = "{key}"\n{more}\n' for key, more in keys.items()))
-    path.chmod(0o600)
+    path = key_file_of(tmp_path, "".join(f'[{key}]\nkey = "{key}"\n{more}\n' for key, more in keys.items()))
     async with changing(tmp_path, loader=Adaptable(), network=NetworkConfig(api_keys_file=path)) as live:
         assert (await add(live, "law")).status_code == 200
         admin = {"Authorization": "Bearer limited"}

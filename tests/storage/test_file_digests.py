@@ -13,15 +13,6 @@ from trio_pool_serve.storage import file_digests as module
 from trio_pool_serve.storage.file_digests import SMALL_FILE, file_digests
 
 
-@pytest.fixture
-def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that were read."""
-    read: list[str] = []
-    read_file = module.read_file
-    monkeypatch.setattr(module, "read_file", lambda path: read.append(path.name) or read_file(path))
-    return read
-
-
 def write(path: Path, content: bytes = b"", *, age_s: float = 10.0) -> Path:
     path.write_bytes(content.ljust(SMALL_FILE + 1))
     os.utime(path, (time.time() - age_s,) * 2)

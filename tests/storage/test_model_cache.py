@@ -30,15 +30,6 @@ def cache(tmp_path: Path) -> ModelCache:
     return ModelCache(tmp_path / "cache")
 
 
-@pytest.fixture
-def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that were read for their digests."""
-    read: list[str] = []
-    read_file = file_digests.read_file
-    monkeypatch.setattr(file_digests, "read_file", lambda path: read.append(path.name) or read_file(path))
-    return read
-
-
 LARGE = file_digests.SMALL_FILE + 1
 
 
