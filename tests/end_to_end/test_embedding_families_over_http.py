@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from tests.end_to_end.folder_over_http import WHOLE, Record, farthest, of_words, one_of, serving_folder
-from tests.models.model_families import LOADED_BY_ORACLE, TEXTS, edit_json, reference, write_family
+from tests.models.model_families import LOADED_BY_ORACLE, TEXTS, UNMASKED, edit_json, reference, write_family
 from tests.models.retrieval_families import DOCUMENTS, QUERIES, assert_same_ranking
 from trio_pool_serve.types import Vectors
 
@@ -60,6 +61,27 @@ async def test_vectors_agree(name: str, tmp_path: Path, record_agreement: Record
     assert max(of_tokens) < TOLERANCE
     record_agreement(name, "embed", ORACLE, max(differences))
     record_agreement(name, "token_embed", ORACLE, max(of_tokens))
+
+
+@pytest.mark.parametrize("name", one_of(UNMASKED, "convbert"))
+async def test_a_vector_does_not_depend_on_the_texts_of_other_clients(name: str, tmp_path: Path):
+    """The oracle encodes each text alone: by its batch its vectors would differ."""
+    path = write_family(tmp_path / name, name)
+    texts = [TEXTS[1][:end] for end in range(1, 99, 6)]
+    theirs = reference(path)
+    expected = [theirs.encode(text) for text in texts]
+    differences: list[float] = []
+    async with serving_folder(path) as ours, trio.open_nursery() as nursery:
+
+        async def ask(text: str, vector: Vectors) -> None:
+            differences.append(farthest(await ours.embeddings([text]), [vector]))
+
+        for each in zip(texts * 4, expected * 4, strict=True):
+            nursery.start_soon(ask, *each)
+        differences.append(farthest(await ours.embeddings(texts), expected))
+    assert len(differences) == 4 * len(texts) + 1
+    assert max(differences) < TOLERANCE
+    assert np.linalg.norm(theirs.encode(texts)[0] - expected[0]) > 100 * TOLERANCE, "agreement would prove nothing"
 
 
 def _normalizes(theirs: Any) -> bool:

@@ -23,7 +23,7 @@ from tests.end_to_end.folder_over_http import (
     one_of,
     serving_folder,
 )
-from tests.models.classifier_families import ENCODERS, FAMILIES, PAIRS, cross_encoder, write_classifier
+from tests.models.classifier_families import ENCODERS, FAMILIES, PAIRS, POOLED, cross_encoder, write_classifier
 from tests.models.model_families import TEXTS, reference
 from tests.models.retrieval_families import (
     DOCUMENTS,
@@ -148,6 +148,16 @@ async def test_a_cross_encoder_agrees(name: str, tmp_path: Path, record_agreemen
         assert_same_ranking(np.stack(rows), expected)
     assert max(differences) < SCORE_TOLERANCE
     record_agreement(f"{name} cross-encoder", "score", "CrossEncoder", max(differences))
+
+
+async def test_a_cross_encoder_of_modules_agrees(tmp_path: Path, record_agreement: Record):
+    name = "modernbert_with_pooled_scores"
+    path = POOLED[name](tmp_path / name)
+    expected = cross_encoder(path).predict([(QUERIES[0], document) for document in DOCUMENTS])
+    async with serving_folder(path) as ours:
+        difference = farthest([await ours.reranked(QUERIES[0], DOCUMENTS)], [expected])
+    assert difference < TOLERANCE
+    record_agreement(name, "score", "CrossEncoder", difference)
 
 
 # -- late interaction -----------------------------------------------------------------------------------
