@@ -99,7 +99,7 @@ class MemoryBudget:
     """Bytes of encoded images that were fetched, or for whose fetching memory is reserved."""
     _in_background: ClientCounts = field(init=False, factory=ClientCounts)
     """The part of ``_by_client`` that background work holds."""
-    _released: trio.Event = field(init=False, factory=trio.Event)
+    _released: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     _preparing: ClientTurns = field(
         init=False, factory=lambda: ClientTurns(MAX_CONCURRENT_PREPARATIONS, MAX_CONCURRENT_PREPARATIONS - 1)
     )
@@ -149,8 +149,7 @@ class MemoryBudget:
             if self.cache is not None and self.held_bytes + self.cache.bytes > self.max_bytes:
                 self.cache.evict(self.free_bytes)
         else:
-            self._released.set()
-            self._released = trio.Event()
+            self._released.unpark_all()
 
     @property
     def free_bytes(self) -> int:
@@ -167,12 +166,12 @@ class MemoryBudget:
     async def wait_until_below_limit(self) -> None:
         """Wait while requests hold all of the budget, and some of it is about to be computed. Cancellation: at once."""
         while self.held_bytes >= self.max_bytes and self._prepared.total():
-            await self._released.wait()
+            await self._released.park()
 
     async def wait_for_share(self, client: Client) -> None:
         """Wait as ``wait_until_below_limit``, but for the client's share of the budget. Cancellation: at once."""
         while self._by_client[client.number] >= self.share_bytes and self._prepared[client.number]:
-            await self._released.wait()
+            await self._released.park()
 
     async def wait_to_fetch(self, room: Reservation, nbytes: int) -> None:
         """Hold ``nbytes`` for images of background work that will be fetched, or half of the client's share if less.
@@ -182,7 +181,7 @@ class MemoryBudget:
         """
         client, nbytes = room.client.number, min(nbytes, self.share_bytes // 2)
         while self._by_client[client] + nbytes > self.share_bytes and (self.fetched[client] or self._prepared[client]):
-            await self._released.wait()
+            await self._released.park()
         room.grow(nbytes)
 
     @contextmanager

@@ -133,11 +133,10 @@ def read_npy(buffer: FileBytes) -> StoredTensor:
     """Return the array of an ``.npy`` file. Raises ``InvalidRequestError``."""
     stream = io.BytesIO(buffer[:MAX_HEADER].tobytes())
     try:
-        version = np.lib.format.read_magic(stream)
         read_header: Any = {
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
+        }[np.lib.format.read_magic(stream)]
         with ONE_HEADER:
             shape, is_column_major, dtype = read_header(stream)
     except KeyError as error:

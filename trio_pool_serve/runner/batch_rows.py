@@ -33,8 +33,7 @@ def of_one_length(requests: Sequence[PoolingRequest], rows: Iterable[int]) -> li
 
 def short_row(pad_token_id: int = 0) -> RenderedPrompt:
     """Return a row that models can compute: a token other than padding, eight times."""
-    no_padding = int(pad_token_id == 0)  # the padding token may be the vocabulary's last
-    return RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
+    return RenderedPrompt(np.full(8, pad_token_id == 0, dtype=np.int32))  # padding may be the vocabulary's last token
 
 
 @frozen(eq=False)

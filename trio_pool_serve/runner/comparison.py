@@ -73,8 +73,7 @@ def accepts_embeds(
     try:
         embeds = [backbone.embed(to_device(row.astype(np.int64), device)).float().cpu().numpy() for row in rows]
         prompts = [RenderedPrompt(np.zeros(len(each), np.int32), embeds=each) for each in embeds]
-        ours = states_of(compute, prompts, pad_token_id=pad_token_id, device=device)
-        return difference(ours, expected) <= tolerance
+        return difference(states_of(compute, prompts, pad_token_id=pad_token_id, device=device), expected) <= tolerance
     except (RuntimeError, ValueError, TypeError, AttributeError):
         return False
 

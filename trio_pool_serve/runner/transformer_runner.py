@@ -126,8 +126,7 @@ class TransformerRunner:
             computation=about,
             computed_by=self.facts.computed_by._replace(fingerprint=fingerprint),
         )
-        runner = evolve(self, compute=computation.compute, capture=computation.capture, facts=facts)
-        return runner.with_heads_tried()
+        return evolve(self, compute=computation.compute, capture=computation.capture, facts=facts).with_heads_tried()
 
     @torch.inference_mode()
     def with_heads_tried(self) -> "TransformerRunner":

@@ -55,16 +55,6 @@ class LayerNorm:
         return np.asarray(centred / scale * self.weight + self.bias, np.float32)
 
 
-def normalized(vectors: Floats) -> Floats:
-    """Return vectors of unit length; zeros stay zeros."""
-    return finished(vectors, Embed(), normalizes=True)
-
-
-def truncated(vectors: Floats, dimensions: int) -> Floats:
-    """Return the beginning of each vector."""
-    return vectors[:, :dimensions]
-
-
 WITH_WEIGHTS = ("Dense", "LayerNorm")
 
 
@@ -78,10 +68,10 @@ def vector_module(
     """
     tensors = {name: tensor.astype(np.float32) for name, tensor in stored.items()}
     if name == "Normalize":
-        return normalized, width
+        return partial(finished, param=Embed(), normalizes=True), width
     if name == "Truncate":
         width = min(width, config["dimensions"])
-        return partial(truncated, dimensions=width), width
+        return lambda vectors: vectors[:, :width], width
     if name == "LayerNorm":
         _require(tensors, dict.fromkeys(("norm.weight", "norm.bias"), (width,)))
         return LayerNorm(tensors["norm.weight"], tensors["norm.bias"]), width

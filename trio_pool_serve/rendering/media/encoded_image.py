@@ -99,10 +99,7 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
     with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor, not a path)
         # A parent folder can have been replaced by a link since the path was resolved.
         _require_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root)
-        status = os.fstat(opened)
-        _require_plain(status)
-        if status.st_size > max_bytes:
-            raise too_large(max_bytes)
+        _require_plain(os.fstat(opened))
         return _of_limited_size(file.read(max_bytes + 1), max_bytes)
 
 

@@ -110,9 +110,7 @@ def shorten(tokenizer: Tokenizer, text: str, tokens: int | None) -> str:
     if tokens is None:
         return text
     excerpt = encode_excerpt(tokenizer, text, tokens, "right", positions=True)
-    if excerpt.tokens <= tokens:
-        return text
-    return tokenizer.beginning(text, excerpt.encoded, tokens)
+    return text if excerpt.tokens <= tokens else tokenizer.beginning(text, excerpt.encoded, tokens)
 
 
 def _cut(text: str, characters: int, side: TruncationSide) -> str:
