@@ -77,7 +77,14 @@ class Config:
         self._check_names()
         if self.hosts.engine_hosts and self.processes.engine == "local":
             raise ValueError("--engine-hosts excludes --engine local; for local engines, too, use --engine process.")
-        self._check_model_changes()
+        local_only = self.model_changes.flag
+        if local_only is not None and (
+            self.processes.engine not in (None, "local") or self.processes.api_workers > 1 or self.hosts.engine_hosts
+        ):
+            raise ValueError(
+                f"{local_only} requires models that compute in the API process: --engine local, one API worker, and no "
+                "--engine-hosts."
+            )
 
     def _check_names(self) -> None:
         taken: dict[str, ModelSource] = {}
@@ -110,16 +117,6 @@ class Config:
             "in the file of --config.",
             NoModelError,
         )
-
-    def _check_model_changes(self) -> None:
-        flag = self.model_changes.flag
-        if flag is not None and (
-            self.processes.engine not in (None, "local") or self.processes.api_workers > 1 or self.hosts.engine_hosts
-        ):
-            raise ValueError(
-                f"{flag} requires models that compute in the API process: --engine local, one API worker, and no "
-                "--engine-hosts."
-            )
 
     @property
     def sources(self) -> tuple[ModelSource, ...]:

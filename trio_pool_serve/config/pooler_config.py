@@ -8,7 +8,7 @@ import msgspec
 from attrs import evolve
 
 from trio_pool_serve.config.model_config import ModelConfig, Pooling
-from trio_pool_serve.config.setting import choices_of, did_you_mean
+from trio_pool_serve.config.setting import choices_of, did_you_mean, flag_of
 from trio_pool_serve.types import PoolingTask
 
 RowPooling: TypeAlias = Literal["CLS", "LAST", "MEAN"]
@@ -88,6 +88,5 @@ def with_pooler_config(loading: ModelConfig) -> ModelConfig:
     for name, value in meant.items():
         given = getattr(loading, name)
         if given not in (None, value):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--pooler-config sets {name} to {value!r}, but --{flag} is {given!r}.")
+            raise ValueError(f"--pooler-config sets {name} to {value!r}, but {flag_of(name)} is {given!r}.")
     return evolve(loading, **meant)

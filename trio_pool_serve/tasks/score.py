@@ -68,8 +68,7 @@ class ScoreJob:
         queries = sum(prompt_of(side).estimated_tokens for side in self.queries)
         documents = sum(prompt_of(side).estimated_tokens for side in self.documents)
         query_rows = len(self.documents) if in_pairs else len(self.queries)
-        read_queries = queries * (query_rows // len(self.queries))
-        return read_queries + documents + self.input_params.estimated_tokens(query_rows)
+        return queries * (query_rows // len(self.queries)) + documents + self.input_params.estimated_tokens(query_rows)
 
 
 @frozen(eq=False)
@@ -209,8 +208,7 @@ def _rendering(model: Model, job: ScoreJob, input_type: InputType | None) -> Ren
     # A client's instruction describes the search: it is not put in front of documents.
     instruction = None if input_type == "document" else job.input_params.instruction
     rendering = model.rendering_params(evolve(job.input_params, input_type=input_type, instruction=instruction))
-    max_text_tokens = job.max_query_tokens if input_type == "query" else job.max_document_tokens
-    return evolve(rendering, max_text_tokens=max_text_tokens)
+    return evolve(rendering, max_text_tokens=job.max_query_tokens if input_type == "query" else job.max_document_tokens)
 
 
 def _scores_of(rows: Sequence[ComputedRow], query_tokens: int = 0) -> Scores:

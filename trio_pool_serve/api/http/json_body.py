@@ -335,11 +335,7 @@ def payload_decoder(cuts: Mapping[str, memoryview]) -> Callable[[type, Any], Any
         strings = [value] if isinstance(value, str) else value
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise TypeError("Expected `str | list[str]`")
-        return Payloads([cuts.get(string) or _encoded(string) for string in strings])
+        # Characters outside ASCII become ``?``, which is not in base64, either.
+        return Payloads([cuts.get(string) or string.encode("ascii", "replace") for string in strings])
 
     return decode
-
-
-def _encoded(string: str) -> bytes:
-    """Return the characters as bytes; characters outside ASCII become ``?``, which is not in base64, either."""
-    return string.encode("ascii", "replace")

@@ -45,9 +45,10 @@ class RequestBody:
 
     def __init__(self, expected_bytes: int | None, max_bytes: int) -> None:
         self._max_bytes, self._setting = max_bytes, " (--max-body-bytes)"
-        self._announced = expected_bytes
         self.announced = expected_bytes or 0
         """The announced length in bytes; 0 without one."""
+        self.is_small = expected_bytes is not None and expected_bytes <= SMALL_BYTES
+        """Whether a body of at most ``SMALL_BYTES`` is announced."""
         self._complete = trio.Event()
         self._length = 0
         self._reservation: Reservation | None = None
@@ -99,7 +100,7 @@ class RequestBody:
             self._end()
             return
         step = LARGE_PAGE if isinstance(self.buffer, mmap.mmap) else RESERVED_AHEAD
-        wanted = min((self._length // step + 1) * step, self._announced or self._max_bytes)
+        wanted = min((self._length // step + 1) * step, self.announced or self._max_bytes)
         try:
             reservation.grow(wanted - self._reserved)
         except OverloadedError as error:  # raised by ``take``
@@ -132,11 +133,6 @@ class RequestBody:
             yield
         finally:
             reservation.budget.on_shortage.discard(end_if_stalled)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a body of at most ``SMALL_BYTES`` is announced."""
-        return self._announced is not None and self._announced <= SMALL_BYTES
 
     @property
     def is_searchable(self) -> bool:

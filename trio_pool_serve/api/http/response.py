@@ -41,8 +41,7 @@ class HttpResponse:
     @classmethod
     def events(cls, body: bytes | ResponseBody) -> Self:
         """Return a response of server-sent events, which no proxy keeps: nginx and others honour the headers."""
-        headers = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
-        return cls(body, "text/event-stream", headers=headers)
+        return cls(body, "text/event-stream", headers=(("cache-control", "no-store"), ("x-accel-buffering", "no")))
 
     @classmethod
     def json(cls, value: object, status: int = 200) -> Self:

@@ -14,7 +14,7 @@ from trio_pool_serve.api.http.request import HttpRequest
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.api.http.route_table import Routes, fixed, no_generation
 from trio_pool_serve.api.routes.models import names_among
-from trio_pool_serve.errors import EngineLoadingError, InvalidRequestError, NotFoundError, require_request
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError, require_request
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.service import Service
 from trio_pool_serve.serving.served_model import ServedModel
@@ -149,9 +149,7 @@ def ollama_routes(service: Service) -> Routes:
         service.models.require_started()
         plain, _ = service.models.without_suffix(name, MODEL_SUFFIXES, among=request.models)
         served = service.models.find(plain, among=request.models)
-        if served.folder is None:
-            raise EngineLoadingError("The model is being loaded.")
-        return served, plain or name, served.folder
+        return served, plain or name, service.models.folder_of(served.source.name)
 
     return {
         ("GET", "/api/tags"): tags,
