@@ -157,12 +157,11 @@ def create_app(config: Config, service: Service | None = None) -> PoolServeApp:
             ),
         }
     )
-    dialects = {path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()}
     app.middleware = Middleware(
         app.service,
         default=OPENAI,
         by_path={
-            **dialects,
+            **{path: [found.dialect for found in shared] for path, shared in endpoints_by_path(DIALECTS).items()},
             INFO_PATH: [TEI],
             **{path: [OLLAMA] for path in PATHS},
             **{path: [OPEN_INFERENCE] for path in (V2_MODEL, V2_READY)},

@@ -93,8 +93,7 @@ class OwnEngine(TableComputer):
             normalize=True if record.model_task == "token_embed" and model.folder.spec.normalizes else None,
         )
         pooled = await pool(model, job, self._context)
-        values = [self.task.written(record.of_output(model, output)) for (output,) in pooled.rows]
-        return values, pooled.prompt_tokens
+        return [self.task.written(record.of_output(model, row)) for (row,) in pooled.rows], pooled.prompt_tokens
 
     async def score(self, model: Model, rows: Sequence[Values]) -> tuple[list[Values], int]:
         """Return the score of each row's two texts; for ``rerank`` the indices and scores of documents, best first."""

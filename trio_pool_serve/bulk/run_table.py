@@ -94,8 +94,7 @@ async def complete_run(
             if not journal.is_kept:
                 raise
             raise BulkRowError(f"{error} To resume at this row, add --on-error null or --on-error skip.") from error
-    shown = position if position.is_finished else journal.position
-    console.print(f"{title}: {progress.counts(shown)}", markup=False)
+    console.print(f"{title}: {progress.counts(position if position.is_finished else journal.position)}", markup=False)
     if position.is_finished:
         await finish(position)
     else:

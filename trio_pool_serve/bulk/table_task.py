@@ -253,7 +253,6 @@ class TableComputer(Computer[InputRow, RowResult]):
         """Return the error of a row."""
         return RowResult(error=row.error)
 
-    def died(self, row: InputRow) -> RowResult:
+    def died(self, _: InputRow) -> RowResult:
         """Return the error of a row that ends engine processes."""
-        del row
         return RowResult(error="The engine process died while it computed this row.")

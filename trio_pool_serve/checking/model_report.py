@@ -221,9 +221,8 @@ def _facts(report: ModelReport) -> list[tuple[str, str]]:
 def _prompts(report: ModelReport) -> list[tuple[str, str]]:
     if report.scoring == "vectors" and not report.prompts:
         return [("prompts", "none in the files; the model's card may name some")]
-    default = report.default_prompt_name
     return [
-        ("prompt", f"{name}{' (default)' if name == default else ''}: {prompt!r}")
+        ("prompt", f"{name}{' (default)' if name == report.default_prompt_name else ''}: {prompt!r}")
         for name, prompt in report.prompts.items()
     ]
 

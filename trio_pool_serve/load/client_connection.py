@@ -130,8 +130,7 @@ class ClientConnection(trio.abc.AsyncResource):
     @classmethod
     async def open(cls, target: Target, *, keeps_body: bool = False) -> Self:
         """Connect. Raises ``OSError`` and ``trio.BrokenResourceError``. Cancellation: at once."""
-        stream = await open_stream(target.host, target.port, target.host, target.tls)
-        return cls(stream, keeps_body=keeps_body)
+        return cls(await open_stream(target.host, target.port, target.host, target.tls), keeps_body=keeps_body)
 
     async def ask(self, request: bytes) -> Response:
         """Send one request and read its response to the end.

@@ -68,9 +68,8 @@ class LoadRun:
     """
 
     plan: LoadPlan
-    keeps_body: bool = False
     on_response: Callable[[Response], object] | None = None
-    """Called for each counted response of status 200."""
+    """Called for each counted response of status 200, whose body is kept for it."""
     on_failure: Callable[[str, str], object] | None = None
     """Called with the outcome and the reason of each request that ends otherwise; its exceptions end the run."""
     begin: float = field(init=False, default=math.inf)
@@ -177,7 +176,7 @@ class LoadRun:
             if self._idle:
                 connection = self._idle.pop()
             else:
-                connection = await ClientConnection.open(self.plan.target, keeps_body=self.keeps_body)
+                connection = await ClientConnection.open(self.plan.target, keeps_body=self.on_response is not None)
             try:
                 return await connection.ask(request)
             except NoResponseError as error:

@@ -252,7 +252,7 @@ async def run_round(plan: LoadPlan, stop: trio.Event, show: Callable[[LoadRun], 
     Cancellation: at once.
     """
     tokens: list[int | None] = []
-    run = LoadRun(plan, keeps_body=True, on_response=lambda response: tokens.append(total_tokens_of(response)))
+    run = LoadRun(plan, on_response=lambda response: tokens.append(total_tokens_of(response)))
     async with trio.open_nursery() as nursery:
 
         async def show_until_stopped() -> None:

@@ -37,5 +37,4 @@ KINDS: list[ModelKind[Any]] = [
 
 def recognise(files: FolderFiles, config: ModelConfig) -> tuple[ModelKind[Any], ModelSpec]:
     """Return the kind of a model by its files, and the spec that they declare. Raises ``ModelLoadError``."""
-    read = ((kind, kind.read(files, config)) for kind in KINDS)
-    return next((kind, spec) for kind, spec in read if spec is not None)
+    return next((kind, spec) for kind in KINDS if (spec := kind.read(files, config)) is not None)

@@ -57,10 +57,9 @@ async def serve_engine_alone(settings: EngineServerConfig, load_runner: RunnerLo
         niceness=relative_niceness(),
     )
     metrics = Metrics()
-    load = partial(LocalRunners(config, offload).load, source, load_runner)
     engine = DeviceServer(
         config.scheduling,
-        load=load,
+        load=partial(LocalRunners(config, offload).load, source, load_runner),
         offload=offload,
         metrics=metrics.of_engine(source.name),
         zone=config.hosts.zone,

@@ -313,9 +313,7 @@ class Http2Protocol(H2Protocol):
             response: EarlyResponse | None = refusals.gate.answer_without_key(scope)
             if response is not None:
                 return response
-        if self.streams and self.app.context.connections.refuses(self.app.address):
-            return NO_ROOM
-        return None
+        return NO_ROOM if self.streams and self.app.context.connections.refuses(self.app.address) else None
 
     async def _create_stream(self, request: RequestReceived) -> None:
         await super()._create_stream(request)

@@ -43,8 +43,7 @@ class RouterFiles:
         for key in ((task, "text"), (task, None), (None, "text"), (None, None)):
             if key in self.mappings:
                 return self.mappings[key]
-        named = (name for name in (task, "text") if name in self.routes)
-        return next(named, None if task else self.default_route)
+        return next((name for name in (task, "text") if name in self.routes), None if task else self.default_route)
 
 
 @frozen(kw_only=True)

@@ -85,7 +85,6 @@ def size_of(row: Sequence[Any]) -> int:
 
 def json_lines(columns: Sequence[OutputColumn], rows: Rows) -> bytes:
     """Return rows as lines of JSON objects."""
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     return b"".join(
         [
             orjson.dumps(
@@ -93,7 +92,7 @@ def json_lines(columns: Sequence[OutputColumn], rows: Rows) -> bytes:
                     of.name: None if value is None else _json_value(of, value)
                     for of, value in zip(columns, row, strict=True)
                 },
-                option=options,
+                option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
             )
             for row in rows
         ]
