@@ -127,7 +127,7 @@ async def _digest_of_sample(service: Service, responder: LineResponder) -> str:
 
 def _error_of(responder: LineResponder, line: Line) -> BatchError | None:
     """Return the error of a line whose route does not exist, as vLLM writes it."""
-    if responder.has_route(line.url):
+    if responder.handler_of(line.url) is not None:
         return None
     supported = ", ".join(sorted(responder.paths))
     return BatchError("unknown_url", f"URL {line.url} was used. Supported endpoints: {supported}.", "url")

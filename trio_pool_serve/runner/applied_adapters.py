@@ -66,9 +66,8 @@ class ReplacedLayer:
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, inputs: Tensor, output: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, _: Tensor) -> Tensor:
         """Return the output with the adapter."""
-        del output
         return linear(inputs, self.weight, self.bias)
 
 

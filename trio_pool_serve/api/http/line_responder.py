@@ -62,10 +62,6 @@ class LineResponder:
             if isinstance(handler, TaskHandler) and PLACE not in path
         ]
 
-    def has_route(self, path: str) -> bool:
-        """Return whether lines may name a path."""
-        return self._handler_of(path) is not None
-
     async def respond_all(self, lines: Sequence[LineRequest], submitter: Submitter) -> list[LineResponse]:
         """Return the responses to the lines of one window, in their order; then their tokens count as used.
 
@@ -90,7 +86,7 @@ class LineResponder:
         return done
 
     async def _respond(self, line: LineRequest, submitter: Submitter, member: WindowMember) -> LineResponse:
-        handler, decoded = self._handler_of(line.path), None
+        handler, decoded = self.handler_of(line.path), None
         timings = RequestTimings()
         reservation = Reservation(self.service.memory, submitter.client)
         context = RequestContext(timings, submitter.client, reservation=reservation)
@@ -157,7 +153,8 @@ class LineResponder:
             )
         return LineResponse(response.status, response.body, context.timings.tokens)
 
-    def _handler_of(self, path: str) -> TaskHandler | None:
+    def handler_of(self, path: str) -> TaskHandler | None:
+        """Return the handler of a path that lines may name; ``None`` for other paths."""
         template = self.routes.template_of(self.routes.path_of_route(path))
         handler = None if PLACE in template else self.routes.find("POST", template)
         return handler if isinstance(handler, TaskHandler) else None

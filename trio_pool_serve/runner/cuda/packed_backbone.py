@@ -131,12 +131,11 @@ class PackedBackbone:
         return self.states_of(self.compute(PackedInputs.of_buffer(shape, buffer), embeds), forward)
 
     def _add_bounds(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         inputs = self._inputs
         if inputs is None:
             return None
-        del module
         arguments = self._signature.bind(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
         arguments |= {
@@ -149,8 +148,7 @@ class PackedBackbone:
         }
         return (), arguments
 
-    def _take_first_tokens(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        del args
+    def _take_first_tokens(self, module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
         inputs = self._inputs
         if inputs is None or not self._gives_rows:
             return None
