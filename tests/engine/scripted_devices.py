@@ -125,7 +125,7 @@ class Floor:
         while (now := trio.current_time()) < until - 1e-9:
             soonest = min((each for each in self.devices if each.done_at), key=done_at, default=None)
             done = math.inf if soonest is None else done_at(soonest)
-            self.clock.jump(max(0.0, min(until, done, now + self.dispatcher.choice.look_again_s) - now))
+            self.clock.jump(max(0.0, min(until, done, now + self.dispatcher.look_again_s) - now))
             await wait_all_tasks_blocked()
             if soonest is not None and trio.current_time() > done - 1e-9:
                 self.finish(soonest)

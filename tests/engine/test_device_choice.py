@@ -63,7 +63,7 @@ async def test_a_device_that_leaves_or_stalls_gets_nothing_and_is_not_waited_for
 
 async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, floor):
     here, there = floor.use(ScriptedDevice(zone="here"), ScriptedDevice(1e-5, zone="there"))
-    floor.dispatcher.choice.zone = "here"
+    floor.dispatcher.zone = "here"
     await warm_up(floor)
     (first,) = floor.put(64)
     await floor.pass_time(1.0)
@@ -81,7 +81,7 @@ async def test_a_device_in_another_zone_gets_only_what_has_waited(mock_clock, fl
 @pytest.mark.parametrize("own", [[], ["stalled"]])
 async def test_without_an_available_device_in_the_own_zone_others_get_rows_at_once(mock_clock, floor, own):
     floor.use(*[ScriptedDevice(zone="here", stall_reason=each) for each in own], ScriptedDevice(zone="there"))
-    floor.dispatcher.choice.zone = "here"
+    floor.dispatcher.zone = "here"
     floor.put(64)
     await wait_all_tasks_blocked()
     assert floor.devices[-1].rows == [1]

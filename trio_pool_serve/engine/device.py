@@ -194,10 +194,6 @@ class Device(ABC):
             # In the loop: a message of a device server may free no batch, and then this time must not move.
             self.freed_at = time.perf_counter()
 
-    def observe(self, batch: InFlightBatch) -> None:
-        """Record how long a batch took on this device."""
-        self.passes.observe(batch.batch.tokens, batch.device_s)
-
     def done_in_s(self, tokens: int) -> float:
         """Return the seconds until the device would have computed ``tokens`` more, after its batches in flight.
 

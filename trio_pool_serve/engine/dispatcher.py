@@ -4,7 +4,7 @@
 So the rows of a batch are chosen when it can be computed, from all rows that wait at that moment. The room is free
 again before outputs are delivered.
 
-``DeviceChoice`` says which device gets a batch, and ``LostRows`` keeps the rows of devices that were lost.
+``devices_in_turn`` says which device gets a batch, and ``LostRows`` keeps the rows of devices that were lost.
 """
 
 import math
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import trio
-from attrs import Factory, define, evolve, field
+from attrs import define, evolve, field
 from prometheus_client import Counter
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.device import Device, InFlightBatch
-from trio_pool_serve.engine.device_choice import DeviceChoice, leaves_long
+from trio_pool_serve.engine.device_choice import devices_in_turn, leaves_long
 from trio_pool_serve.engine.lost_rows import LostRows
 from trio_pool_serve.engine.queue_entry import fail_unsettled
 from trio_pool_serve.engine.speed import ComputeRates
@@ -46,9 +46,8 @@ class Dispatcher:
     devices: list[Device] = field(init=False, factory=list)
     is_closed: bool = field(init=False, default=False)
     """Whether no row will be computed any more."""
-    choice: DeviceChoice = field(
-        init=False, default=Factory(lambda self: DeviceChoice(self.source, self.zone), takes_self=True)
-    )
+    look_again_s: float = field(init=False, default=math.inf)
+    """Seconds after which another device may get the waiting rows."""
     lost: LostRows = field(factory=LostRows)
     others_tokens: int = field(init=False, default=0)
     """Tokens that the devices have computed for other processes since the latest batch of this process.
@@ -135,15 +134,15 @@ class Dispatcher:
             is_planned_room = any(each.planned_room(others_wait=False) > 0 for each in available)
             # Not for rows: without room, each arrival would wake this task for nothing.
             await (self.source.planned_changed if is_planned_room else self.room).park()
-        elif math.isinf(self.choice.look_again_s):
+        elif math.isinf(self.look_again_s):
             await self.source.changed.park()  # a cancel scope would be a tenth of a lone request's calls
         else:
-            with trio.move_on_after(self.choice.look_again_s):
+            with trio.move_on_after(self.look_again_s):
                 await self.source.changed.park()
 
     def _take(self) -> tuple[Device, InFlightBatch] | None:
         """Take a batch for one of the devices that have room; ``None`` if there is none."""
-        self.choice.look_again_s = math.inf
+        self.look_again_s = math.inf
         if not (self.has_waiting or self.source.planned):
             self.rates.note_idle()
             return None
@@ -153,7 +152,8 @@ class Dispatcher:
         if held is not None and not held.in_flight:
             return held, InFlightBatch([self.lost.suspects.popleft()], is_suspect=True)
         devices = [each for each in available if each is not held]
-        for device in self.choice.in_turn(devices):
+        in_turn, self.look_again_s = devices_in_turn(devices, self.source, self.zone)
+        for device in in_turn:
             if entries := self.source.take(device.limits, leaves_long=leaves_long(device, available)):
                 return device, InFlightBatch(entries)
         others_wait = self.source.tokens > 0
@@ -213,7 +213,7 @@ class Dispatcher:
                 self.rates.drain_s(device.freed_at, device.freed_at, left_waiting=False)
             return
         for batch in measured:
-            device.observe(batch)
+            device.passes.observe(batch.batch.tokens, batch.device_s)
         left_waiting, was_left = self.source.tokens > 0, self.rates.left_waiting
         # All devices drain one queue: the time until the latest batch, of any device, has been counted already.
         seconds = self.rates.drain_s(measured[0].launched, device.freed_at, left_waiting=left_waiting)
