@@ -103,7 +103,7 @@ class Floor:
 
     def submit(self, *rows: PoolingRequest) -> list[QueueEntry]:
         entries = [QueueEntry(row, queued_at=trio.current_time()) for row in rows]
-        self.queue.put_nowait(*self.dispatcher.lost.refused.fail_equal(entries))
+        self.queue.put_nowait(*self.dispatcher.lost.fail_refused(entries))
         return entries
 
     async def put_on(self, device: ScriptedDevice, *lengths: int) -> list[QueueEntry]:

@@ -7,7 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.engines import Outcomes, compute_window, computing, engine_over, first_ids, request, running
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.engine.batching import BatchLimits, batch_key
-from trio_pool_serve.engine.lost_rows import RefusedRows
+from trio_pool_serve.engine.lost_rows import LostRows
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
 from trio_pool_serve.engine.remote.wire import BatchFacts
@@ -126,9 +126,9 @@ async def test_cached_results_belong_to_an_adapter(scripted):
 
 
 async def test_a_row_that_ended_engines_is_refused_with_its_adapter_only():
-    refused = RefusedRows()
-    refused.refuse(entry(A))
-    assert [each.request.adapter for each in refused.fail_equal([*map(entry, ADAPTERS)])] == [None, B, C]
+    lost = LostRows()
+    lost.refuse(entry(A))
+    assert [each.request.adapter for each in lost.fail_refused([*map(entry, ADAPTERS)])] == [None, B, C]
 
 
 def test_the_error_of_an_adapter_is_one_of_a_batch():

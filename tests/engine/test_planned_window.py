@@ -60,7 +60,7 @@ async def test_rows_wait_for_every_member_that_may_still_submit(scripted):
 
 async def test_a_row_that_is_refused_is_in_no_batch_and_keeps_no_other_waiting(scripted):
     async with running(engine_over(scripted)) as engine:
-        engine.queue.dispatcher.lost.refused.refuse(QueueEntry(row(3, first=7)))
+        engine.queue.dispatcher.lost.refuse(QueueEntry(row(3, first=7)))
         with trio.fail_after(10):
             refused, computed = await compute_window(engine, [row(3, first=7)], [row(4)])
     assert isinstance(refused, EngineProcessDiedError)

@@ -36,12 +36,11 @@ class ModelQueue:
     admission: Admission = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        waits = self.metrics.queue
         self.scheduler = Scheduler(MAX_AGE * self.max_queue_s, self.rates)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self.metrics.busy,
-            lambda batch: waits.observe_all([batch.launched - entry.queued_at for entry in batch.entries]),
+            lambda batch: self.metrics.queue.observe_all([batch.launched - entry.queued_at for entry in batch.entries]),
             self.zone,
             self.rates,
             LostRows(self.scheduler.put_nowait),
@@ -195,7 +194,7 @@ class Engine:
         for entry in entries:
             if not len(entry.request.prompt.token_ids):
                 entry.fail(BatchFailedError("An input contains no tokens."))
-        return self.queue.dispatcher.lost.refused.fail_equal([entry for entry in entries if entry.error is None])
+        return self.queue.dispatcher.lost.fail_refused([entry for entry in entries if entry.error is None])
 
     def withdraw(self, entry: QueueEntry) -> None:
         """Take a row out of the queue. A launched row is computed, and its output dropped.

@@ -27,36 +27,6 @@ REFUSAL = "The engine process died twice while it computed this input."
 
 
 @define(eq=False)
-class RefusedRows:
-    """Digests of rows that were refused within ``REFUSED_S``: equal rows are refused, too."""
-
-    _known: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
-    """Maps the hash of a row's token ids to the digest of the whole row, and the time until which it is refused."""
-
-    def refuse(self, entry: QueueEntry) -> None:
-        """Fail a row, and remember it."""
-        if len(self._known) >= MAX_REFUSED:  # a client may send any number of them: the oldest is forgotten
-            del self._known[next(iter(self._known))]
-        request = entry.request
-        ids = hash(request.prompt.token_ids.tobytes())
-        self._known[ids] = row_digest(request), trio.current_time() + REFUSED_S
-        entry.fail(EngineProcessDiedError(REFUSAL))
-
-    def fail_equal(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
-        """Fail rows that are equal to a refused one; return the others."""
-        if not self._known:
-            return entries
-        now = trio.current_time()
-        self._known = {ids: known for ids, known in self._known.items() if known[1] > now}
-        for entry in entries:
-            # By token ids first: the digest of a row with images takes a millisecond, and few are like a refused one.
-            known = self._known.get(hash(entry.request.prompt.token_ids.tobytes()))
-            if known is not None and known[0] == row_digest(entry.request):
-                entry.fail(EngineProcessDiedError(REFUSAL))
-        return [entry for entry in entries if not entry.is_settled]
-
-
-@define(eq=False)
 class LostRows:
     """The rows of lost devices that wait to be computed again, and the rows refused because two devices were lost.
 
@@ -66,19 +36,41 @@ class LostRows:
     requeue: Callable[..., None] = lambda *_: None
     suspects: deque[QueueEntry] = field(init=False, factory=deque)
     """Rows that wait to be computed again, the next in turn first."""
-    refused: RefusedRows = field(init=False, factory=RefusedRows)
+    _refused: dict[int, tuple[bytes, float]] = field(init=False, factory=dict)
+    """Maps the hash of a refused row's token ids to the digest of the row, and the time until which it is refused."""
 
     def lose(self, batch: InFlightBatch, lost: EngineProcessDiedError, *, has_devices: bool) -> None:
         """Keep the rows of a lost device for another one, if there is one; refuse rows that were lost twice."""
         for entry in batch.waited_for:
             entry.losses += 1
             if entry.losses >= MAX_LOSSES:
-                self.refused.refuse(entry)
+                self.refuse(entry)
             # A planned batch is computed whole or not at all; its run reads the rows again.
             elif batch.is_planned or not has_devices:
                 entry.fail(lost)
             else:
                 self.suspects.append(entry)
+
+    def refuse(self, entry: QueueEntry) -> None:
+        """Fail a row, and remember it for ``REFUSED_S``."""
+        if len(self._refused) >= MAX_REFUSED:  # a client may send any number of them: the oldest is forgotten
+            del self._refused[next(iter(self._refused))]
+        ids = hash(entry.request.prompt.token_ids.tobytes())
+        self._refused[ids] = row_digest(entry.request), trio.current_time() + REFUSED_S
+        entry.fail(EngineProcessDiedError(REFUSAL))
+
+    def fail_refused(self, entries: Sequence[QueueEntry]) -> Sequence[QueueEntry]:
+        """Fail rows that are equal to a refused one; return the others."""
+        if not self._refused:
+            return entries
+        now = trio.current_time()
+        self._refused = {ids: known for ids, known in self._refused.items() if known[1] > now}
+        for entry in entries:
+            # By token ids first: the digest of a row with images takes a millisecond, and few are like a refused one.
+            known = self._refused.get(hash(entry.request.prompt.token_ids.tobytes()))
+            if known is not None and known[0] == row_digest(entry.request):
+                entry.fail(EngineProcessDiedError(REFUSAL))
+        return [entry for entry in entries if not entry.is_settled]
 
     def give_back(self, batch: InFlightBatch) -> None:
         """Queue rows again that were not yet sent to a device when it was lost: they did not cause the loss."""
