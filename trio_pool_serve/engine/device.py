@@ -13,7 +13,7 @@ from trio_pool_serve.engine.batching import BatchLimits
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS
 from trio_pool_serve.engine.queue_entry import QueueEntry, Settled
 from trio_pool_serve.engine.speed import PassCost, work_class
-from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput
+from trio_pool_serve.types import Batch, PooledBatch, PooledValue, PoolingOutput, RunnerFacts
 
 MAX_DELIVERED_ROWS = 512
 """Maximum rows delivered to one submitter at once."""
@@ -126,6 +126,8 @@ class Device(ABC):
 
     computes_ahead: ClassVar[bool] = False
     """Whether the device takes a batch while it computes another: then further long rows delay no short ones there."""
+    facts: RunnerFacts = field(init=False)
+    """Facts about the loaded model; of a device server, since it was ready for the first time."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Batches that are launched and have not returned, in the order of their launches."""
     passes: PassCost = field(init=False, factory=PassCost)

@@ -22,7 +22,7 @@ from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_mem
 from trio_pool_serve.processes.child_process import TICKS
 from trio_pool_serve.telemetry.metrics import EngineMetrics
 from trio_pool_serve.threads.offload import Offload
-from trio_pool_serve.types import PooledBatch, Runner, RunnerFacts
+from trio_pool_serve.types import PooledBatch, Runner
 
 T = TypeVar("T")
 
@@ -47,7 +47,6 @@ class LocalDevice(Device):
     offload: Offload
     metrics: EngineMetrics
     config: SchedulingConfig
-    facts: RunnerFacts = field(init=False)
     budget: TokenBudget = field(init=False)
     batches: int = field(default=0, init=False)
     failed_batches: int = field(default=0, init=False)

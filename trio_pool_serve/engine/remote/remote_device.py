@@ -35,7 +35,7 @@ from trio_pool_serve.engine.stalled import stall_of_link
 from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
-from trio_pool_serve.types import PoolingOutput, RunnerFacts
+from trio_pool_serve.types import PoolingOutput
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,6 @@ class RemoteDevice(Device):
     """A ready device server that is silent for longer is disconnected: it is stopped, or stuck in the kernel."""
     hello: Hello | None = field(default=None, init=False)
     """The first message of the connection; ``None`` while there is no ready device server."""
-    facts: RunnerFacts = field(init=False)
-    """The facts in the latest ``hello``."""
     queue: ModelQueue = field(init=False)
     """The queue of the model that the device server computes, since it was ready for the first time."""
     is_draining: bool = field(default=False, init=False)
