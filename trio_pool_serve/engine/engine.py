@@ -212,8 +212,9 @@ class Engine:
         Raises ``EngineLoadingError``, ``EngineDeadError``, or ``OverloadedError`` if it would wait too long.
         """
         self.require_ready()
-        self.devices.note_admitted()
-        return self.queue.admission.admit(work)
+        admitted = self.queue.admission.admit(work)
+        self.devices.note_admitted()  # once it is counted
+        return admitted
 
     def refuse_late(self, work: EstimatedWork) -> None:
         """Raise the error that ``admit`` would raise, if any."""

@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 from attrs import Factory, define, field
 
-from trio_pool_serve.engine.batching import length_class
 from trio_pool_serve.engine.queue_entry import QueueEntry
 
 FAIRNESS = 8
@@ -31,11 +30,6 @@ class WaitingClient:
     def rank(self) -> int:
         """The rank of its most urgent rows."""
         return min(rank for rank, *_ in self.classes)
-
-    def class_of(self, entry: QueueEntry, wait_tokens: int) -> "QueueClass":
-        """Return the queue class of an entry, a new one if none of its entries waits."""
-        key = entry.request.rank, entry.request.priority, length_class(entry.tokens), wait_tokens, entry.key
-        return self.classes.get(key) or self.classes.setdefault(key, QueueClass(self, *key))
 
 
 @define(eq=False)

@@ -28,7 +28,7 @@ import trio
 from attrs import define, field
 
 from trio_pool_serve.engine.batch_source import BatchSource
-from trio_pool_serve.engine.batching import BatchBudget, BatchLimits
+from trio_pool_serve.engine.batching import BatchBudget, BatchLimits, length_class
 from trio_pool_serve.engine.queue_classes import SHORT_TOKENS, QueueClass, RequestGroup, WaitingClient
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.speed import ComputeRates, work_class
@@ -94,7 +94,8 @@ class Scheduler(BatchSource):
                 groups[request.group] = group
             wait_tokens = group.add(tokens, client.virtual_time)
             entry.virtual_deadline = client.virtual_time + wait_tokens
-            waiting = client.class_of(entry, wait_tokens)
+            key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
+            waiting = client.classes.get(key) or client.classes.setdefault(key, QueueClass(client, *key))
             arrived[entry] = waiting
             waiting.entries[entry] = None
             if tokens > SHORT_TOKENS:

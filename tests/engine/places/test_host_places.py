@@ -255,8 +255,11 @@ async def test_hosts_are_added_and_drained_for_all_processes_of_the_server(make,
         await until(lambda: one.states == other.states == both_ready)
 
 
-async def test_changes_of_hosts_that_make_no_sense_are_refused(serve):
+async def test_changes_of_hosts_that_make_no_sense_are_refused(serve, monkeypatch):
+    monkeypatch.setattr(host_places, "MAX_HOSTS", 1)
     async with serve("127.0.0.1:1") as hosts:
+        with pytest.raises(InvalidRequestError, match="limit of 1 hosts"):
+            hosts.add("127.0.0.1:2")
         with pytest.raises(InvalidRequestError, match="is not HOST:PORT"):
             hosts.add("nothing")
         with pytest.raises(NotFoundError):
