@@ -502,6 +502,7 @@ IMAGES = [
             ({"modality_config": MESSAGES, "processing_kwargs": {"chat_template": {"padding": True}}}, "padding"),
             ({"transformer_task": "any-to-any"}, "task is 'any-to-any'"),
             ({"modality_config": {"message": {**STATES, "method": "generate"}}}, "computes message by generate"),
+            ({"modality_config": {**MESSAGES, "text": TOWER}}, "computes text by get_text_features"),
         )
     ),
     ({CONFIG: COLQWEN | {"vlm_config": QWEN | {"model_type": "qwen3_vl"}}}, "A ColQwen2 of qwen3_vl"),

@@ -1,5 +1,6 @@
 """Real child processes, and what comes through the channel to them that is no message."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,18 @@ async def test_a_child_sends_a_message_and_exits_with_its_parent():
         await trio.aclose_forcefully(child.channel.stream)
         await child.process.wait()
         assert child.end == "exited with status 7"
+
+
+async def test_a_child_has_ended_even_if_a_process_that_it_forked_lives_on():
+    async with open_child(CHILD, Job(b"", forks=True), Said) as child:
+        try:
+            assert await child.status() == Said("hello")
+            child.process.kill()
+            with trio.fail_after(60):
+                assert await child.status() is None
+            assert child.end == "was ended by signal 9"
+        finally:
+            os.killpg(child.process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("scarcity", [no_more_files, no_more_threads])

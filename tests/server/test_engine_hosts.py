@@ -359,7 +359,7 @@ async def test_engine_processes_of_the_own_machine_are_of_its_zone(tmp_path, scr
             return await tokens_of(client) > before
 
         # Of two that are equally near each is tried; of another zone it would get only rows that have waited.
-        await until(own_process_computed)
+        await until(own_process_computed, limit_s=60)
 
 
 async def test_an_engine_that_is_told_to_end_while_it_loads_ends_at_once(scripted_folder, key_file):

@@ -94,11 +94,15 @@ class BatchRecovery:
             self._groups += rows[middle:], rows[:middle]
             return
         self.failed_rows += 1
-        error: BatchFailedError | OutOfDeviceMemoryError = BatchFailedError("The forward pass failed for this input.")
-        if fault is Fault.OUT_OF_MEMORY:
-            error = OutOfDeviceMemoryError(
-                f"The device has too little free memory for this input of {rows[0].request.tokens} tokens, even alone. "
-                "Send a shorter one."
-            )
-        rows[0].fail(error)
+        rows[0].fail(_error_of_row(fault, rows[0]))
         self._groups.sort(key=len)  # the largest next, so that a few guilty rows side by side do not look like all
+
+
+def _error_of_row(fault: Fault, entry: QueueEntry) -> BatchFailedError | OutOfDeviceMemoryError:
+    """Return the error of a row that failed alone."""
+    if fault is Fault.OUT_OF_MEMORY:
+        return OutOfDeviceMemoryError(
+            f"The device has too little free memory for this input of {entry.request.tokens} tokens, even alone. "
+            "Send a shorter one."
+        )
+    return BatchFailedError("The forward pass failed for this input.")

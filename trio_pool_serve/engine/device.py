@@ -127,7 +127,7 @@ class Device(ABC):
     computes_ahead: ClassVar[bool] = False
     """Whether the device takes a batch while it computes another: then further long rows delay no short ones there."""
     facts: RunnerFacts = field(init=False)
-    """Facts about the loaded model; of a device server, since it was ready for the first time."""
+    """Facts about the loaded model; of a device server, those in its latest ``Hello``."""
     in_flight: list[InFlightBatch] = field(init=False, factory=list)
     """Batches that are launched and have not returned, in the order of their launches."""
     passes: PassCost = field(init=False, factory=PassCost)

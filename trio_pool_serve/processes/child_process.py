@@ -39,6 +39,9 @@ stopped, or its loop is late, only one tick passes, however long that takes."""
 EXIT_TIMEOUT_S = 5.0
 """Seconds that a child has to exit by itself after its channel is closed, before it is killed."""
 
+LAST_MESSAGE_S = 1.0
+"""Seconds in which messages are received that a child has sent before it ended."""
+
 RUN_MODULE = (
     "import runpy, sys; sys.path[:] = sys.argv[3:]; runpy.run_module(sys.argv[2], run_name='__main__', alter_sys=True)"
 )
@@ -100,14 +103,28 @@ class ChildProcess(Generic[Status]):
             # A tick may cut off a frame that is being received: the next one continues it, as small frames are kept
             # until they are whole. Children send no large ones.
             with trio.move_on_after(silence_s / TICKS):
-                if (received := await self.channel.receive()) is not None:
+                if (received := await self._receive()) is not None:
                     return received[0]
-                break  # the channel has ended, maybe by an invalid message: the child exits, or is killed
+                break  # the child has ended, or sent an invalid message: it exits, or is killed
         else:
             logger.error("process %d is killed: it has been silent for %g s", self.process.pid, silence_s)
             self.process.kill()
         await self.leave(EXIT_TIMEOUT_S)
         return None
+
+    async def _receive(self) -> tuple[Status, memoryview] | None:
+        received = None
+        async with trio.open_nursery() as nursery:
+
+            async def end_with_process() -> None:
+                await self.process.wait()
+                # The channel may remain open in processes that the child forked.
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_MESSAGE_S
+
+            nursery.start_soon(end_with_process)
+            received = await self.channel.receive()
+            nursery.cancel_scope.cancel(reason="a message was received, or the channel has ended")
+        return received
 
     @property
     def end(self) -> str:

@@ -33,7 +33,8 @@ def of_one_length(requests: Sequence[PoolingRequest], rows: Iterable[int]) -> li
 
 def short_row(pad_token_id: int = 0) -> RenderedPrompt:
     """Return a row that models can compute: a token other than padding, eight times."""
-    return RenderedPrompt(np.full(8, pad_token_id == 0, dtype=np.int32))  # padding may be the vocabulary's last token
+    no_padding = int(pad_token_id == 0)  # the padding token may be the vocabulary's last
+    return RenderedPrompt(np.full(8, no_padding, dtype=np.int32))
 
 
 @frozen(eq=False)

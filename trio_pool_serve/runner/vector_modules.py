@@ -1,7 +1,6 @@
 """The modules after a table of static embeddings, by NumPy: functions from vectors to vectors."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,6 +54,11 @@ class LayerNorm:
         return np.asarray(centred / scale * self.weight + self.bias, np.float32)
 
 
+def normalized(vectors: Floats) -> Floats:
+    """Return vectors of unit length; zeros stay zeros."""
+    return finished(vectors, Embed(), normalizes=True)
+
+
 WITH_WEIGHTS = ("Dense", "LayerNorm")
 
 
@@ -68,7 +72,7 @@ def vector_module(
     """
     tensors = {name: tensor.astype(np.float32) for name, tensor in stored.items()}
     if name == "Normalize":
-        return partial(finished, param=Embed(), normalizes=True), width
+        return normalized, width
     if name == "Truncate":
         width = min(width, config["dimensions"])
         return lambda vectors: vectors[:, :width], width

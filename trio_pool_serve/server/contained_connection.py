@@ -62,8 +62,8 @@ class IdleTimer:
     _is_watching: bool = field(default=False, init=False)
     _has_ended: bool = field(default=False, init=False)
 
-    async def restart(self, task_group: Any, _: object) -> None:
-        """Start the timer: the connection is idle. hypercorn's own action is not used. Cancellation: none."""
+    async def restart(self, task_group: Any, action: object) -> None:  # noqa: ARG002  (hypercorn's own is not used)
+        """Start the timer: the connection is idle. Cancellation: none."""
         self._idle.set()
         self._scope.deadline = min(self.first_by, trio.current_time() + self.timeout_s)
         if not self._is_watching:

@@ -1,4 +1,10 @@
-"""A child process that says hello, or what is no message, and leaves with status 7 when its parent lets it."""
+"""A child process that says hello, or what is no message, and leaves with status 7 when its parent lets it.
+
+Before, it may fork a process that lives on.
+"""
+
+import os
+import signal
 
 import msgspec
 
@@ -8,6 +14,7 @@ from trio_pool_serve.processes.framed_stream import FramedStream
 
 class Job(msgspec.Struct, tag=True, array_like=True):
     garbage: bytes
+    forks: bool = False
 
 
 class Said(msgspec.Struct, tag=True, array_like=True):
@@ -15,6 +22,8 @@ class Said(msgspec.Struct, tag=True, array_like=True):
 
 
 async def main(channel: FramedStream[Job], job: Job) -> int:
+    if job.forks and os.fork() == 0:
+        signal.pause()
     if job.garbage:
         await channel.stream.send_all(job.garbage)
     else:

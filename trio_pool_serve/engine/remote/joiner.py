@@ -124,7 +124,7 @@ def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntr
     budget, taken = limits.budget(), list[QueueEntry]()
     # Whether a batch has had its first turn, its rank, tokens taken per client, its place. Sorted, so it is a heap.
     turns = [(False, batch.facts.rank, 0.0, place) for place, batch in enumerate(batches)]
-    while turns:
+    while len(turns) > 1:
         _, rank, tokens, place = turns[0]
         batch = batches[place]
         if not budget.try_add(batch.first.tokens):
@@ -136,4 +136,7 @@ def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntr
             heapreplace(turns, (True, rank, tokens + entry.tokens / batch.facts.queue.clients, place))
         else:
             heappop(turns)
+    last = batches[turns[0][-1]]
+    while last.rows and budget.try_add(last.first.tokens):
+        taken.append(last.rows.popitem(last=False)[0])
     return taken

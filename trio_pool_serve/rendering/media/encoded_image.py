@@ -99,7 +99,10 @@ def _read(path: str, root: str, max_bytes: int) -> bytes:
     with open(opened, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor, not a path)
         # A parent folder can have been replaced by a link since the path was resolved.
         _require_inside(str(Path(f"/proc/self/fd/{opened}").readlink()), root)
-        _require_plain(os.fstat(opened))
+        status = os.fstat(opened)
+        _require_plain(status)
+        if status.st_size > max_bytes:  # without reading as much as is accepted
+            raise too_large(max_bytes)
         return _of_limited_size(file.read(max_bytes + 1), max_bytes)
 
 

@@ -111,9 +111,10 @@ class SpladeHead:
     def __call__(self, forward: ForwardPass, params: Sequence[SparseEmbed]) -> HeadRows:
         """Return the weights above zero, as ``compact`` does."""
         states = forward.required_states
+        whole = np.zeros_like(states.lengths)
         if self.pooling == "max":
             # The activation is monotonic: the greatest logit has the greatest weight.
-            weights = self._activate(states.maxima(np.zeros_like(states.lengths)))
+            weights = self._activate(states.maxima(whole))
         else:
             groups = _groups(states.lengths, ACTIVATED_AT_ONCE)
             weights = torch.cat([self._sum(states.select(rows)) for rows in groups])
