@@ -94,7 +94,8 @@ async def test_a_terminal_shows_each_step_of_a_conversion(minilm: Path, tmp_path
     (ready, *others) = ready_lines(port, "m")
     require_order(terminal.seen, *CONVERSION, ready.replace("127.0.0.1", "0.0.0.0"), *others, NO_KEY)
     (model,) = [line for line in terminal.seen if line.startswith("Model")]
-    assert re.search(r"(bfloat16|float32) on cpu \(auto: .*by (OpenVINO|torch) \(.+\)", model)
+    # How many times as fast it is, is not said if other programs kept the cores busy while it was tried.
+    assert re.search(r"(bfloat16|float32) on cpu \(auto: .*by (OpenVINO( \(.+\))?|torch \(.+\))", model)
     assert "%|" not in terminal.raw, "no library printed a progress bar"
 
 
