@@ -194,7 +194,7 @@ def test_a_page_retriever_needs_its_placeholder_to_be_one_token(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "colqwen2", "colpali"])
 def test_ids_with_a_placeholder_and_no_image_are_refused(paths: dict[str, Path], name: str):
-    """The model would look for the image among those of the batch's other rows."""
+    """The model would take the image of another row of the batch for it."""
     images: Any = format_of(paths[name])
     assert images.expand(np.array([50, 60], dtype=np.int32), ()).images is None
     with pytest.raises(InvalidRequestError, match="a placeholder for an image, but no image"):

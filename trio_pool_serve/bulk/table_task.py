@@ -253,6 +253,6 @@ class TableComputer(Computer[InputRow, RowResult]):
         """Return the error of a row."""
         return RowResult(error=row.error)
 
-    def died(self, row: InputRow) -> RowResult:  # noqa: ARG002
+    def died(self, row: InputRow) -> RowResult:  # noqa: ARG002  (the error is the same for all rows)
         """Return the error of a row that ends engine processes."""
         return RowResult(error="The engine process died while it computed this row.")

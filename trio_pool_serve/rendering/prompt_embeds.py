@@ -11,9 +11,16 @@ import numpy.typing as npt
 import pybase64
 from attrs import frozen
 
-from trio_pool_serve.errors import ContextLengthError, EmptyInputError, require_request
+from trio_pool_serve.errors import ContextLengthError, EmptyInputError
 from trio_pool_serve.prompts import EmbedsPrompt, RenderingParams
-from trio_pool_serve.rendering.stored_tensor import ITEM_BYTES, StoredDtype, StoredTensor, read_tensor, refused
+from trio_pool_serve.rendering.stored_tensor import (
+    ITEM_BYTES,
+    StoredDtype,
+    StoredTensor,
+    read_tensor,
+    refused,
+    require_tensor,
+)
 from trio_pool_serve.types import RenderedPrompt
 
 DECODE_CHUNK_CHARACTERS = 256 * 1024
@@ -52,16 +59,13 @@ class EmbedsFormat:
         finite float matrix of the model's width.
         """
         tensor = read_tensor(self._decode(prompt.payload))
-        require_request(
+        require_tensor(
             len(tensor.shape) == 2,
             f"The tensor has {len(tensor.shape)} dimensions; it must have 2: tokens and hidden size.",
-            field="prompts",
         )
         rows, width = tensor.shape
-        require_request(
-            width == self.width,
-            f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide.",
-            field="prompts",
+        require_tensor(
+            width == self.width, f"The tensor is {width} wide, but this model's token embeddings are {self.width} wide."
         )
         if rows == 0:
             raise EmptyInputError("The tensor has no rows.", field="prompts")
@@ -89,7 +93,7 @@ class EmbedsFormat:
                 except ValueError as error:  # padding before the end yields too few bytes, or too many here
                     raise refused("The tensor is not valid base64.") from error
                 place += len(piece)
-        require_request(place == size, "The tensor is not valid base64.", field="prompts")
+        require_tensor(place == size, "The tensor is not valid base64.")
         return decoded
 
     def _too_long(self, length: str) -> ContextLengthError:
@@ -111,9 +115,7 @@ def _finite_rows(tensor: StoredTensor, first: int, last: int) -> npt.NDArray[Any
     for begin in range(0, last - first, step):
         end = min(begin + step, last - first)
         rows[begin:end] = tensor.rows(first + begin, first + end)
-        require_request(
-            not ((bits[begin:end] & exponent) == exponent).any(),
-            "The tensor has numbers that are not finite.",
-            field="prompts",
+        require_tensor(
+            not ((bits[begin:end] & exponent) == exponent).any(), "The tensor has numbers that are not finite."
         )
     return rows

@@ -15,6 +15,7 @@ import pickletools
 import threading
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 import msgspec
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from trio_pool_serve.errors import InvalidRequestError, require, require_request
+from trio_pool_serve.errors import InvalidRequestError, require
 
 FileBytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -60,6 +61,10 @@ def refused(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, field="prompts")
 
 
+require_tensor = partial(require, error=refused)
+"""Raises such an error with a message if something is not right."""
+
+
 @frozen(eq=False)
 class StoredTensor:
     """A dense tensor of little-endian numbers within ``buffer`` (uint8), from byte ``start``.
@@ -78,28 +83,25 @@ class StoredTensor:
     def __attrs_post_init__(self) -> None:
         # A bool is an int as well, and numpy accepts it as a size.
         sizes = (*self.shape, *(self.strides or ()), self.start)
-        require_request(
+        require_tensor(
             all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes),
             "The tensor's sizes and offsets are not valid.",
-            field="prompts",
         )
         end = self.start + self.nbytes
         if self.strides is not None and self.nbytes:
             last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
             end = max(end, self.start + last + ITEM_BYTES[self.dtype])
-        require_request(
+        require_tensor(
             end <= len(self.buffer),
             "The tensor is truncated or expanded: its header declares more numbers than there are.",
-            field="prompts",
         )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers. Raises ``InvalidRequestError`` for more than ``MAX_DIMENSIONS``."""
-        require_request(
+        require_tensor(
             len(self.shape) <= MAX_DIMENSIONS,
             f"The tensor has {len(self.shape)} dimensions; it must have 2: tokens and hidden size.",
-            field="prompts",
         )
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
@@ -120,11 +122,10 @@ def read_tensor(buffer: FileBytes) -> StoredTensor:
         return read_safetensors(buffer)
     if magic.startswith(b"PK\3\4"):
         return read_torch_archive(buffer)
-    require_request(
+    require_tensor(
         not magic.startswith(b"\x80"),
         "The old format of torch.save is not accepted: leave out _use_new_zipfile_serialization=False, or send "
         "safetensors or .npy.",
-        field="prompts",
     )
     raise refused("The tensor is in an unknown format: files of torch.save, safetensors and .npy are accepted.")
 
@@ -143,10 +144,9 @@ def read_npy(buffer: FileBytes) -> StoredTensor:
         raise refused("Of .npy files, versions 1.0 and 2.0 are read.") from error
     except Exception as error:  # numpy raises various errors for invalid headers
         raise refused("The header of the .npy file cannot be read.") from error
-    require_request(
+    require_tensor(
         not dtype.hasobject and dtype.newbyteorder("<") == dtype and dtype.name in ("float16", "float32"),
         f"The .npy file holds {dtype.str}; it must be little-endian float16 or float32.",
-        field="prompts",
     )
     return StoredTensor(buffer, dtype.name, shape, stream.tell(), is_column_major)
 
@@ -196,23 +196,13 @@ def read_safetensors(buffer: FileBytes) -> StoredTensor:
         entries, numbers = read_header(io.BytesIO(buffer[: MAX_HEADER + 8].tobytes()), MAX_HEADER)
     except ValueError as error:
         raise refused(f"The safetensors file cannot be read: {error}.") from error
-    require_request(
-        len(entries) == 1,
-        f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.",
-        field="prompts",
-    )
+    require_tensor(len(entries) == 1, f"The safetensors file holds {len(entries)} tensors; it must hold exactly one.")
     (entry,) = entries.values()
-    require_request(
-        entry.dtype in SAFETENSORS_DTYPES,
-        f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32.",
-        field="prompts",
+    require_tensor(
+        entry.dtype in SAFETENSORS_DTYPES, f"The tensor's type is {entry.dtype}; it must be F16, BF16 or F32."
     )
     dtype = SAFETENSORS_DTYPES[entry.dtype]
-    require_request(
-        entry.fits(ITEM_BYTES[dtype]),
-        "The safetensors header's shape and offsets contradict each other.",
-        field="prompts",
-    )
+    require_tensor(entry.fits(ITEM_BYTES[dtype]), "The safetensors header's shape and offsets contradict each other.")
     return StoredTensor(buffer, dtype, entry.shape, numbers + entry.data_offsets[0])
 
 
@@ -273,10 +263,9 @@ def read_torch_archive(buffer: FileBytes) -> StoredTensor:
         f"its data.pkl has {len(pickled)} bytes, and 1 to {MAX_PICKLE} are read",
         _unsupported,
     )
-    require_request(
+    require_tensor(
         order is None or order[:7].tobytes() == b"little",
         "The tensor was saved on a big-endian machine; its numbers must be little-endian.",
-        field="prompts",
     )
     try:
         return _unpickled(pickled.tobytes(), members)
@@ -323,16 +312,14 @@ def _members(buffer: FileBytes) -> Mapping[str, FileBytes]:
         contents = [_content(buffer, info.header_offset, info.compress_size) for info in infos]
     except Exception as error:  # zipfile raises various errors for broken directories
         raise refused("The tensor is truncated: the directory of its zip archive cannot be read.") from error
-    require_request(
+    require_tensor(
         not any(info.compress_type or info.flag_bits & 1 or info.compress_size != info.file_size for info in infos),
         "The zip archive has members that are compressed or encrypted; torch.save writes none.",
-        field="prompts",
     )
     members = {info.filename.partition("/")[2]: content for info, content in zip(infos, contents, strict=True)}
-    require_request(
+    require_tensor(
         len(members) == len(infos) and sum(map(len, contents)) <= len(buffer),
         "The zip archive has members that overlap or have the same name; torch.save writes none.",
-        field="prompts",
     )
     return members
 

@@ -230,7 +230,7 @@ async def test_an_image_alone_is_read_by_itself_where_the_model_does_that(folder
 
 
 async def test_a_placeholder_without_an_image_is_refused_wherever_it_stands(folder, loader):
-    """The model would look for the image among those of the batch's other rows."""
+    """The model would take the image of another row of the batch for it."""
     written = "what is <|image|> here"
     async with rendering(folder, **reads_images(loader)) as renderer:
         for prompt in (TextPrompt(written), TokensPrompt(np.array([IMAGE])), says(("user", written))):

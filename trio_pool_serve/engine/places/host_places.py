@@ -18,7 +18,7 @@ from trio_pool_serve.engine.remote.link import LinkRefusedError
 from trio_pool_serve.engine.remote.remote_device import RemoteDevice
 from trio_pool_serve.engine.remote.remote_workers import RemoteWorkers
 from trio_pool_serve.engine.remote.wire import Hello
-from trio_pool_serve.errors import InvalidRequestError, NotFoundError
+from trio_pool_serve.errors import InvalidRequestError, NotFoundError, require_request
 from trio_pool_serve.storage.file_digests import ModelDigest
 from trio_pool_serve.telemetry.gauges import GAUGES
 from trio_pool_serve.telemetry.snapshots import Family, gauge_family
@@ -139,8 +139,9 @@ class HostPlaces:
             raise InvalidRequestError(f"The host {error}.", param="host") from error
         known = [place.names for place in self.places.values() if str(host) in place.names]
         is_new = not known and host not in self.listed.all
-        if is_new and len(self.listed.all) >= MAX_HOSTS:
-            raise InvalidRequestError(f"The limit of {MAX_HOSTS} hosts is reached.", param="host")
+        require_request(
+            not is_new or len(self.listed.all) < MAX_HOSTS, f"The limit of {MAX_HOSTS} hosts is reached.", param="host"
+        )
         self.listed.change("add" if is_new else "use", *{str(host)}.union(*known))
         self._drain()
 
