@@ -380,12 +380,12 @@ class RunnerParams:
 
     max_batch_tokens: int | None = None
     takes_embeds: bool = False
+    memory_share: Callable[[Callable[[], int]], int] | None = None  # on a shared GPU: see ``load_with_share``
 
 
 Prepare: TypeAlias = Callable[[RunnerParams], Runner]
-"""The second step of loading, after all models of a start have done the first: decides how batches are computed.
-
-Called once. May block for minutes. Raises ``ModelLoadError``."""
+"""The second step of loading, after all models of a start have done the first: decides how batches are computed. Called
+once; may block for minutes. Raises ``ModelLoadError``."""
 
 
 class PoolingOutput(msgspec.Struct, frozen=True, eq=False):

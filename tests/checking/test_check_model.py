@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
-from attrs import evolve
+from attrs import asdict, evolve
 from rich.console import Console
 
 from tests.end_to_end.folder_over_http import serving_folder
+from tests.fake_nvidia_smi import EIGHT, printing, write_nvidia_smi
 from tests.models.adapter_folders import factors, write_adapter
 from tests.models.classifier_families import POOLED, write_classifier
 from tests.models.model_families import edit_json, pooling, write_family, write_weighted_layers
 from tests.models.retrieval_families import pylate_bert, splade_max
 from tests.models.vision_families import clip
 from tests.server.server_process import ROOT
+from tests.simgpu.serving import on_simulated_device
 from trio_pool_serve.checking.check_model import check_model, peak_bytes, reset_peak, serve_command
 from trio_pool_serve.checking.model_report import ModelReport, print_report
 from trio_pool_serve.command_line.server_commands import ReportOptions, read_settings
@@ -167,6 +170,25 @@ async def test_the_report_says_what_weights_are_made_of(tmp_path: Path, capsys: 
     assert [report.weights for report in reports] == [dequantised, f"LoRA adapter on {base}, {dequantised}"]
     print_report(reports[1], Console(width=500))
     assert f"LoRA adapter on {base}, {dequantised}" in capsys.readouterr().out
+
+
+async def test_on_a_machine_with_gpus_the_report_says_whether_its_engine_processes_would_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    model = write_family(tmp_path / "model", "bert")
+    assert (await check(model)).mps is None
+    monkeypatch.setenv("PATH", str(write_nvidia_smi(tmp_path / "bin", printing(EIGHT))), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    with on_simulated_device():
+        report = await check(model, device="cuda", dtype="bfloat16")
+    assert report.engine == "process"
+    assert (report.mps.directory, report.mps.answers) == (str(tmp_path), False)
+    print_report(report, Console(width=500))
+    assert (
+        "MPS            replicas on the same GPU take turns: no MPS control daemon answers" in capsys.readouterr().out
+    )
+    assert msgspec.json.decode(msgspec.json.encode(asdict(report)))["mps"]["answers"] is False
 
 
 async def test_a_check_that_is_cancelled_leaves_nothing_behind(tmp_path: Path):

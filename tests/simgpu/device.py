@@ -70,6 +70,19 @@ class DeviceModule:
         )
         Settings.refuses_synchronisations = mode in (2, "error")
 
+    def mem_get_info(self, _: Any = None) -> tuple[int, int]:
+        """Return the free bytes and all bytes."""
+        return MEMORY.capacity - MEMORY.in_use, MEMORY.capacity
+
+    def memory_reserved(self, _: Any = None) -> int:
+        """Return the bytes in use, since there is no cache."""
+        return MEMORY.in_use
+
+    def set_per_process_memory_fraction(self, fraction: float, _: Any = None) -> None:
+        """Limit this process, as ``torch.cuda`` does."""
+        assert 0 <= fraction <= 1
+        MEMORY.limit = int(fraction * MEMORY.capacity)
+
     def empty_cache(self) -> None:
         """Return cached memory, of which there is none; the host waits."""
         with LOCK:
@@ -167,6 +180,7 @@ def simulated_device(*, capacity: int | None = None) -> Iterator[torch.device]:
         patch.setattr(MODULE, "is_on", True)
         patch.setattr(_sanitizer, "traceback", NO_STACKS)
         patch.setattr(MEMORY, "capacity", capacity)
+        patch.setattr(MEMORY, "limit", None)
         patch.setattr(torch, "empty", _host_factory(torch.empty))
         patch.setattr(torch, "tensor", _from_data(torch.tensor))
         patch.setattr(torch, "as_tensor", _from_data(torch.as_tensor))

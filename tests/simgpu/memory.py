@@ -51,6 +51,8 @@ class Memory:
     """Of one device. ``capacity`` may be set by tests."""
 
     capacity: int | None = None
+    limit: int | None = None
+    """Bytes that this process may use."""
     allocated: int = 0
     """Bytes of tensors outside of graphs."""
     peak: int = 0
@@ -63,10 +65,11 @@ class Memory:
 
     def require(self, nbytes: int) -> None:
         """Raise ``torch.OutOfMemoryError`` if so many bytes are not free."""
-        if self.capacity is not None and self.in_use + nbytes > self.capacity:
-            raise SimulatedOutOfMemoryError(
-                f"simulated out of memory: {nbytes} bytes, {self.in_use} of {self.capacity} are in use"
-            )
+        for most in (self.capacity, self.limit):
+            if most is not None and self.in_use + nbytes > most:
+                raise SimulatedOutOfMemoryError(
+                    f"simulated out of memory: {nbytes} bytes, {self.in_use} of {most} are in use"
+                )
 
     def note_peak(self, temporary: int = 0) -> None:
         """Count bytes that a kernel has needed for itself."""

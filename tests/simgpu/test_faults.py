@@ -1,6 +1,7 @@
 """Faults of code for GPUs that cost memory, time or the whole device, each shown by what the device is asked to do."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,31 @@ def test_the_budget_is_what_fits(tmp_path: Path, way: str):
         assert budget == BATCH_TOKENS // 2
         assert f"batches of {budget} tokens" in str(small.facts)
         finish(small, full_batch(budget, 48, (Embed(),)))
+
+
+@sampled("way", WAYS, keep=["graphed"])
+def test_a_process_that_shares_the_device_takes_its_share_and_no_more(tmp_path: Path, way: str):
+    path = write_family(tmp_path / "bert", "bert")
+    with on_simulated_device(capacity=2**34):
+        alone = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
+        before = MEMORY.in_use
+        alone = alone.fitted(BATCH_TOKENS)
+        whole = MEMORY.peak - before
+        del alone
+    for part, budget in ((2 / 3, BATCH_TOKENS // 2), (1.0, BATCH_TOKENS)):
+        with on_simulated_device(capacity=2**34):
+            runner = ServedModel(path, dtype="bfloat16", settings=WAYS[way]).runner
+            before, measured = MEMORY.in_use, list[int]()
+
+            def share(free_bytes: Callable[[], int], part: float = part, measured: list[int] = measured) -> int:
+                measured.append(free_bytes())
+                return int(part * whole) + 4096
+
+            runner = runner.fitted(BATCH_TOKENS, share)
+            assert measured == [2**34 - before]
+            assert runner.facts.max_batch_tokens == budget
+            assert "0.0 GiB of the GPU's memory beside the weights" in str(runner.facts)
+            assert MEMORY.peak - before <= int(part * whole) + 4096
 
 
 def test_a_model_that_leaves_no_memory_is_not_served(tmp_path: Path):

@@ -34,6 +34,7 @@ from trio_pool_serve.checking.model_report import (
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
+from trio_pool_serve.engine.gpus import find_gpus, find_mps_daemon
 from trio_pool_serve.engine.process_placement import replicas_of
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
@@ -103,6 +104,7 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
     compute finish their work.
     """
     placed = await with_engine_placement(config)
+    gpus = await find_gpus(config.loading) if placed.processes.engine == "process" else []
     before = resident_bytes()
     began = time.monotonic()
     show("loading")
@@ -116,7 +118,8 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
                 resident_after_load=loaded,
                 peak_of_largest_batch=peak,
             )
-            return _report(service, config, memory, speed, load_s, placed)
+            report = _report(service, config, memory, speed, load_s, placed)
+            return evolve(report, mps=find_mps_daemon()) if gpus else report
 
 
 def _in_this_process(config: Config, placed: Config) -> Config:

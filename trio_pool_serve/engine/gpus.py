@@ -1,8 +1,11 @@
 """The NVIDIA GPUs that engine processes may compute on, found without importing torch."""
 
+import errno
 import logging
 import os
 import re
+import shutil
+import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -200,15 +203,33 @@ def _printable(name: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_NAME])
 
 
-def mps_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the directory in which a control daemon of NVIDIA's Multi-Process Service (MPS) has its socket, if any.
+@frozen
+class MpsDaemon:
+    """The control daemon of NVIDIA's Multi-Process Service, with which several processes compute on a GPU at a time."""
 
-    With it, several processes compute on one GPU at the same time. CUDA connects to it in every process that inherits
-    the environment. A daemon that was killed leaves its socket.
+    directory: str
+    answers: bool
+    sharing: str
+    """How replicas on the same GPU compute, and what to do if they take turns."""
+
+
+def find_mps_daemon(environment: Mapping[str, str] = os.environ) -> MpsDaemon:
+    """Return the daemon to which CUDA connects in processes that inherit the environment, or that would be there.
+
+    A daemon that has ended leaves its socket, and the process id in its directory may be of another container. So this
+    connects, as CUDA does, and disconnects at once. The daemon logs the connection.
     """
-    directory = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE_DIRECTORY)
-    control = directory / "control"
-    try:
-        return directory if control.is_socket() or control.is_fifo() else None
-    except OSError:  # a path that is too long, or a directory of another user
-        return None
+    directory = environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE_DIRECTORY
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(f"{directory}/control")
+        except OSError as error:
+            # In these cases a process listens: its queue is full, or its socket is of another type.
+            if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
+                command = shutil.which("nvidia-cuda-mps-control", path=environment.get("PATH"))
+                where = "before the server" if command else "on the host, and mount its directory here"
+                reason = f"no MPS control daemon answers at {directory} ({error.strerror or error})"
+                turns = f"replicas on the same GPU take turns: {reason}. Start nvidia-cuda-mps-control -d {where}."
+                return MpsDaemon(directory, answers=False, sharing=turns)
+    concurrently = f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"
+    return MpsDaemon(directory, answers=True, sharing=concurrently)

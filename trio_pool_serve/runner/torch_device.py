@@ -1,5 +1,7 @@
 """The device and the dtype that a model is computed on and in, and copies to the device without waiting for it."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -52,6 +54,19 @@ def release_caches(device: torch.device) -> None:
     """Return memory that torch keeps for later to its device. Blocks until the device is idle."""
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
+
+
+def limit_memory(device: torch.device, share: Callable[[Callable[[], int]], int]) -> str:
+    """Limit this process, once it has loaded its weights, to its share of a GPU's memory; return words for the log.
+
+    torch then reports that memory does not suffice, as if the GPU were smaller. Blocks as ``share`` does.
+    """
+    release_caches(device)
+    cuda = torch.get_device_module(device)
+    ours = share(lambda: cuda.mem_get_info(device)[0])
+    most = (cuda.memory_reserved(device) + ours) / cuda.mem_get_info(device)[1]
+    cuda.set_per_process_memory_fraction(min(1.0, most), device)
+    return f"{ours / 2**30:.1f} GiB of the GPU's memory beside the weights"
 
 
 def host_buffer(size: int, device: torch.device) -> Tensor:

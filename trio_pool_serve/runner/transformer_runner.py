@@ -20,7 +20,7 @@ from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
 from trio_pool_serve.runner.padded_or_packed import Capture, Computation
 from trio_pool_serve.runner.shared_cores import granted_threads
-from trio_pool_serve.runner.torch_device import release_caches, use_device
+from trio_pool_serve.runner.torch_device import limit_memory, release_caches, use_device
 from trio_pool_serve.types import (
     Batch,
     Classify,
@@ -153,15 +153,18 @@ class TransformerRunner:
     def return_memory(self) -> None:
         """Do nothing: torch caches no memory on CPU, and a GPU's memory is for batches."""
 
-    def fitted(self, wanted_batch_tokens: int | None) -> "TransformerRunner":
+    def fitted(
+        self, wanted_batch_tokens: int | None, share: Callable[[Callable[[], int]], int] | None = None
+    ) -> "TransformerRunner":
         """Return the runner with the token budget of its batches, by default the one that suits the device.
 
-        On a GPU, this computes full batches, and captures graphs for batches up to the budget. Blocks.
-        Raises ``ModelLoadError``.
+        On a GPU, this computes full batches, and captures graphs for batches up to the budget, with no more memory than
+        the ``share``. Blocks. Raises ``ModelLoadError``.
         """
         budget = wanted_batch_tokens or self.facts.max_batch_tokens
         about = self.facts.computation
         if not self.facts.on_cpu:
+            granted = limit_memory(self.params.device, share) if share else ""
             params = tuple(kind() for kind in PROBED if kind in self.loaded.heads)
             fit = partial(fit_budget, self._compute_all, max_tokens=self.params.max_tokens, params=params)
             budget = fit(budget)
@@ -171,7 +174,7 @@ class TransformerRunner:
                 while fit(budget) < budget:  # graphs take memory, too
                     budget //= 2
                     captured = self.capture(budget)
-            about = (*about, *filter(None, [captured]), f"batches of {budget} tokens")
+            about = (*about, *filter(None, [captured, granted]), f"batches of {budget} tokens")
         return evolve(self, facts=evolve(self.facts, max_batch_tokens=budget, computation=about))
 
     def _compute_all(self, batches: Sequence[Batch]) -> None:

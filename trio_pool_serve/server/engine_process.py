@@ -23,6 +23,7 @@ from trio_pool_serve.processes.allocator import freeze_objects, prepare_for_load
 from trio_pool_serve.processes.child_process import TICKS, leave, open_process_nursery, run_as_child, send_to_parent
 from trio_pool_serve.processes.framed_stream import FramedStream, sendable
 from trio_pool_serve.processes.socket_folder import BACKLOG, serve_at
+from trio_pool_serve.runner.memory_share import load_with_share
 from trio_pool_serve.runner.shared_cores import SharedCores, SharingRunner
 from trio_pool_serve.telemetry.logs import configure_logging
 from trio_pool_serve.telemetry.metrics import Metrics, process_gauges
@@ -67,7 +68,10 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
     source = next(source for source in config.sources if source.name == replica.model)
 
     def load() -> Prepare:
-        prepare = load_model(config, source, resolve_name(job.loader), offload)
+        load_alone = partial(load_model, config, source, resolve_name(job.loader), offload)
+        if job.memory:
+            return load_with_share(load_alone, Path(job.memory), job.sharers)
+        prepare = load_alone()
         if not job.cores:
             return prepare
         cores = SharedCores.open(Path(job.cores), replica.process, replica.processes)

@@ -1,8 +1,8 @@
 """Real engine processes over scripted runners, on GPUs of which they see nothing but the environment."""
 
 import logging
-import os
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,16 +154,69 @@ async def test_a_single_gpu_is_left_for_the_cpu_only_by_auto(machine, caplog):
 async def test_replicas_that_share_a_gpu_are_said_to_take_turns_or_not(machine, caplog, monkeypatch, daemon):
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(machine.sockets))
-    if daemon:
-        os.mkfifo(machine.sockets / "control")
-    with trio.move_on_after(0):  # before a process starts
-        await machine.make().run()
-    assert "on each GPU" not in caplog.text
-    with trio.move_on_after(0):
-        await machine.make(replicas=9).run()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(machine.sockets / "control"))
+        if daemon:
+            control.listen()
+        with trio.move_on_after(0):  # before a process starts
+            await machine.make().run()
+        assert "on the same GPU" not in caplog.text
+        with trio.move_on_after(0):
+            await machine.make(replicas=9).run()
     assert ("concurrently" in caplog.text) == daemon
     assert ("take turns" in caplog.text) != daemon
     assert f"{LABELS[0]} (GPU 0, NVIDIA H100 80GB HBM3): m, replica 0; m, replica 8" in caplog.text
+
+
+# -- several replicas on one GPU ------------------------------------------------------------------------
+
+
+async def test_replicas_on_one_gpu_divide_its_memory_and_one_that_is_killed_leaves_the_others_answering(
+    machine, caplog, monkeypatch
+):
+    """So does a fault after which all of them have to end, as of a GPU with MPS: each place has a process again."""
+    caplog.set_level(logging.INFO)
+    free = machine.folder.parent / "free"
+    free.write_text("30000")
+    monkeypatch.setenv("SCRIPT_FREE_BYTES", str(free))
+    engines = machine.make(gpus=GPUS[:1], replicas="3/gpu")
+    first, *others = engines.places
+
+    def kill_all(places: list[Place]) -> None:
+        for place in places:
+            kill(engines, place, caplog)
+
+    async with running(engines), asking(engines) as engine:
+        await until(lambda: len(engine.queue.dispatcher.devices) == 3)
+        shares = {re.findall(r"with (\d+) bytes", place.description)[0] for place in engines.places}
+        assert shares == {"9500"}
+        free.write_text("500")  # what a process that comes later would find
+        kill_all([first])
+        while first.restarts == 0 or first.state != "ready":
+            await engine.submit_all([REQUEST] * 5)
+        kill_all([first, *others])
+        await until(lambda: [place.restarts for place in engines.places] == [2, 1, 1])
+        await until(lambda: states(engines) == ["ready"] * 3)
+        await until(lambda: len(engine.queue.dispatcher.devices) == 3)
+        await engine.submit_all([REQUEST] * 50)
+        assert all("with 9500 bytes" in place.description for place in engines.places)
+
+
+async def test_once_the_private_folder_was_removed_a_replaced_process_gets_what_the_others_leave(
+    machine, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO)
+    free = machine.folder.parent / "free"
+    free.write_text("30000")
+    monkeypatch.setenv("SCRIPT_FREE_BYTES", str(free))
+    engines = machine.make(gpus=GPUS[:1], replicas="2/gpu")
+    async with running(engines):
+        await until(lambda: states(engines) == ["ready"] * 2)
+        assert "with 14250 bytes" in engines.places[1].description
+        (machine.sockets / "0.memory").unlink()
+        free.write_text("16000")
+        kill(engines, engines.places[1], caplog)
+        await until(lambda: "with 15200 bytes" in engines.places[1].description)
 
 
 # -- failures -------------------------------------------------------------------------------------------

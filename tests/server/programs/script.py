@@ -15,7 +15,7 @@ import numpy as np
 from tests.scripted_runner import ScriptedRunner
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, RunnerDeadError
-from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch
+from trio_pool_serve.types import Batch, CopiedBatch, PooledBatch, RunnerParams
 
 LOSES_THE_DEVICE, EXITS, HANGS, WAITS, RAISES, TELLS_SETTINGS = 13, 14, 15, 16, 17, 18
 
@@ -47,11 +47,20 @@ def process_settings() -> list[float]:
 
 
 class PlacedRunner(ScriptedRunner):
-    """Says on which device it computes, as far as this process sees."""
+    """Says on which device it computes, as far as this process sees, and its share of the memory.
+
+    ``SCRIPT_FREE_BYTES`` is a file with the free memory.
+    """
 
     def __init__(self, device: str) -> None:
         placed = f"{device} of CUDA_VISIBLE_DEVICES={visible_devices()}"
         super().__init__(on_launch=follow_script, model_type=placed)
+
+    def __call__(self, params: RunnerParams) -> ScriptedRunner:
+        if params.memory_share is not None and "SCRIPT_FREE_BYTES" in os.environ:
+            free = Path(os.environ["SCRIPT_FREE_BYTES"])
+            self.model_type += f" with {params.memory_share(lambda: int(free.read_text()))} bytes"
+        return super().__call__(params)
 
 
 def visible_devices() -> str | None:

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config, encode_config
-from trio_pool_serve.engine.gpus import Gpu, mps_directory
+from trio_pool_serve.engine.gpus import Gpu, find_mps_daemon
 from trio_pool_serve.engine.process_placement import has_gpu, replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff, open_child
@@ -60,7 +60,8 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
 
     The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
     ``socket_folder`` contains the sockets of the server's processes; with a ``key``, snapshots are sent to the parent.
-    If ``cores`` is set, engine processes share the machine's cores through this file.
+    If ``cores`` is set, engine processes share the machine's cores through this file. If ``memory`` is set, those on
+    one GPU divide its memory through this file, by the number of those that have not been ready yet: ``sharers``.
     """
 
     config: bytes
@@ -69,6 +70,8 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     address: str = ""
     socket_folder: str = ""
     cores: str = ""
+    memory: str = ""
+    sharers: int = 1
     key: str = ""
 
 
@@ -234,7 +237,7 @@ class Supervisor(ABC):
     async def _leave(self, place: Place) -> None:  # noqa: B027  (most have nothing)
         """Release the resources of a failed place. Cancellation: at once."""
 
-    def _job_of(self, place: Place, device: str, **where: str) -> EngineJob:
+    def _job_of(self, place: Place, device: str, **where: Any) -> EngineJob:
         """Return the job of an engine process that computes on a torch device; ``where`` are its other fields."""
         config = evolve(self.config, loading=evolve(self.config.loading, device=device))
         return EngineJob(encode_config(config), place.replica, self.loader, **where)
@@ -287,18 +290,20 @@ class LocalPlaces(Supervisor):
             names = [place.replica.name for place in self.places if place.gpu == gpu]
             logger.info("%s: %s", gpu, "; ".join(names))
         if 0 < len(self.gpus) < len(self.places):
-            daemon = mps_directory()
-            turns = "take turns: no MPS control daemon is running"
-            how = f"compute concurrently, by the MPS control daemon at {daemon}" if daemon else turns
-            logger.info("replicas on the same GPU %s", how)
+            logger.info(find_mps_daemon().sharing)
         await super().run(task_status=task_status)
 
     async def _live(self, place: Place) -> tuple[str, str]:
         folder, device = self.socket_folder, self.config.loading.device
         if place.gpu is not None and (len(self.gpus) > 1 or device != "auto"):
             device = "cuda:0"  # not for a single GPU: if torch cannot use it, ``--device auto`` means the CPU
-        cores = str(folder / CORES) if place.replica.processes > 1 and not has_gpu(self.config.loading) else ""
-        job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder), cores=cores)
+        job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder))
+        on_device = [each for each in self.places if each.gpu == place.gpu]
+        if len(on_device) > 1 and has_gpu(self.config.loading):
+            job.memory = str(folder / f"{on_device[0].replica.process}.memory")
+            job.sharers = 1 + sum(not each.description for each in on_device if each is not place)
+        elif len(on_device) > 1:
+            job.cores = str(folder / CORES)
         environment = {} if place.gpu is None else place.gpu.environment
         async with open_child(MODULE, job, EngineStatus, environment=environment) as child:
             report_phase(f"Loading {place}")
@@ -315,8 +320,8 @@ class LocalPlaces(Supervisor):
         # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
         # start soon.
         with suppress(OSError):  # the folder may have been removed
-            if cores:
-                shared_array(Path(cores), place.replica.processes)[place.replica.process] = -math.inf
+            if job.cores:
+                shared_array(Path(job.cores), place.replica.processes)[place.replica.process] = -math.inf
         # A signal says nothing about the model: the system may briefly have been out of memory.
         was_killed = child.process.returncode is not None and child.process.returncode < 0
         unknown = "" if place.description or was_killed else f"The engine process of {place} {child.end}."

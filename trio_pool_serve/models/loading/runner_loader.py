@@ -54,7 +54,7 @@ def load_by_torch(folder: AnyModelFolder, config: ModelConfig, offload: Offload,
     from trio_pool_serve.models.loading.torch_loading import load_unfitted
 
     choose = load_unfitted(folder, config, offload, why_torch)
-    return lambda params: choose().fitted(params.max_batch_tokens)
+    return lambda params: choose().fitted(params.max_batch_tokens, params.memory_share)
 
 
 def loader_name(load: RunnerLoader) -> str:
