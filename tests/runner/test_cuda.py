@@ -146,6 +146,17 @@ async def test_the_budget_is_found_on_the_device(minilm: Path):
     torch.cuda.empty_cache()
 
 
+async def test_a_process_that_shares_the_device_takes_no_more_than_its_share(minilm: Path):
+    runner = ServedModel(minilm, device="cuda", dtype="bfloat16").runner
+    most = torch.cuda.memory_reserved() + 2**28
+    try:
+        runner = runner.fitted(2**20, lambda free_bytes: min(2**28, free_bytes()))
+        assert runner.facts.max_batch_tokens < 2**20
+        assert torch.cuda.memory_reserved() <= most
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 async def test_batches_in_flight_do_not_share_a_graph_s_memory(minilm: Path):
     """Token vectors are copied to the host while the next batch is replayed."""
     served = half(minilm)

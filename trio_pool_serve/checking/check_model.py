@@ -34,7 +34,7 @@ from trio_pool_serve.checking.model_report import (
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.gpus import find_gpus, find_mps_daemon
+from trio_pool_serve.engine.gpus import MpsDaemon, find_gpus, find_mps_daemon
 from trio_pool_serve.engine.process_placement import replicas_of
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
@@ -118,8 +118,7 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
                 resident_after_load=loaded,
                 peak_of_largest_batch=peak,
             )
-            report = _report(service, config, memory, speed, load_s, placed)
-            return evolve(report, mps=find_mps_daemon()) if gpus else report
+            return _report(service, config, memory, speed, load_s, placed, find_mps_daemon() if gpus else None)
 
 
 def _in_this_process(config: Config, placed: Config) -> Config:
@@ -218,7 +217,13 @@ def reset_peak() -> None:
 
 
 def _report(
-    service: Service, config: Config, memory: Memory, speed: list[Speed], load_s: float, placed: Config
+    service: Service,
+    config: Config,
+    memory: Memory,
+    speed: list[Speed],
+    load_s: float,
+    placed: Config,
+    mps: MpsDaemon | None,
 ) -> ModelReport:
     model, facts = service.model(), service.model().engine.facts
     folder, spec = model.folder, model.folder.spec
@@ -260,4 +265,5 @@ def _report(
         memory=memory,
         speed=speed,
         warnings=[spec.assumption] if spec.assumption else [],
+        mps=mps,
     )

@@ -226,10 +226,12 @@ def find_mps_daemon(environment: Mapping[str, str] = os.environ) -> MpsDaemon:
         except OSError as error:
             # In these cases a process listens: its queue is full, or its socket is of another type.
             if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
-                command = shutil.which("nvidia-cuda-mps-control", path=environment.get("PATH"))
-                where = "before the server" if command else "on the host, and mount its directory here"
-                reason = f"no MPS control daemon answers at {directory} ({error.strerror or error})"
-                turns = f"replicas on the same GPU take turns: {reason}. Start nvidia-cuda-mps-control -d {where}."
+                is_installed = shutil.which("nvidia-cuda-mps-control", path=environment.get("PATH")) is not None
+                turns = (
+                    f"replicas on the same GPU take turns: no MPS control daemon answers at {directory} "
+                    f"({error.strerror or error}). Start nvidia-cuda-mps-control -d "
+                    f"{'before the server' if is_installed else 'on the host, and mount its directory here'}."
+                )
                 return MpsDaemon(directory, answers=False, sharing=turns)
     concurrently = f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"
     return MpsDaemon(directory, answers=True, sharing=concurrently)

@@ -69,9 +69,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
 
     def load() -> Prepare:
         load_alone = partial(load_model, config, source, resolve_name(job.loader), offload)
-        if job.memory:
-            return load_with_share(load_alone, Path(job.memory), job.sharers)
-        prepare = load_alone()
+        prepare = load_with_share(load_alone, Path(job.memory), job.sharers) if job.memory else load_alone()
         if not job.cores:
             return prepare
         cores = SharedCores.open(Path(job.cores), replica.process, replica.processes)
