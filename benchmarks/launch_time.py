@@ -23,7 +23,6 @@ from torch import Tensor
 from benchmarks.bert_shapes import write_bert
 from benchmarks.report import RESULTS, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
-from benchmarks.segment_attention import ONE_BY_ONE
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.torch_loading import load_unfitted
@@ -69,7 +68,7 @@ def make_runner(folder: Path) -> tuple[TransformerRunner, dict[str, Compute]]:
     """Load a model, and return it with the ways to compute it."""
     config = ModelConfig(device="cpu", dtype="float32", backend="torch")
     runner = load_unfitted(read_model_folder(folder, config), config, Offload())()
-    packed = PackedBackbone(runner.loaded.backbone, ONE_BY_ONE, runner.params.pad_token_id)
+    packed = PackedBackbone(runner.loaded.backbone, runner.params.pad_token_id)
     graphed = GraphedBackbone(packed, NoGraphs(), runner.params.device)
     parameters = 86_000_000  # of BERT-base, without its embeddings
     shapes = shapes_to_capture(

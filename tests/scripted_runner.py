@@ -17,6 +17,7 @@ from trio_pool_serve.types import (
     CopiedBatch,
     Embed,
     EmbedChunks,
+    Improvement,
     MaxSim,
     PooledBatch,
     PooledValue,
@@ -69,6 +70,7 @@ class ScriptedRunner:
     takes_adapters: bool = True
     probe_request: PoolingRequest | None = None
     computed_by: ComputedBy = field(factory=ComputedBy)
+    improvements: tuple[Improvement, ...] = ()
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     on_prepare: Callable[[], object] | None = None
     max_batch_tokens: int | None = field(default=None, init=False)
@@ -104,6 +106,7 @@ class ScriptedRunner:
             embeds_width=self.embeds_width,
             cosine_with_float32=self.cosine_with_float32,
             computed_by=self.computed_by,
+            improvements=self.improvements,
             device=self.device,
             model_type=self.model_type,
         )

@@ -9,7 +9,7 @@ attrs instance with as many fields 0.8 to 1.7 µs.
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -299,6 +299,11 @@ class ComputedBy(NamedTuple):
     backend: str = ""
 
 
+Improvement: TypeAlias = Callable[[], Sequence[Callable[[], None]]]
+"""Prepares a faster way to compute while batches are computed, and returns the steps that change over to it. They are
+called in order, in the thread that launches batches, between two of them. Blocks for seconds to minutes."""
+
+
 @frozen(kw_only=True)
 class RunnerFacts:
     """A loaded model and how its batches are computed; as text, a line for the log.
@@ -338,6 +343,8 @@ class RunnerFacts:
     heads: str = ""
     computation: tuple[str, ...] = ()
     """How batches are computed and why so, in words, as ``heads`` are."""
+    improvements: tuple[Improvement, ...] = ()
+    """What makes it faster, but takes too long to be waited for before the first request."""
 
     @property
     def on_cpu(self) -> bool:

@@ -69,6 +69,57 @@ async def test_freed_memory_is_returned_after_a_while_in_which_there_were_batche
     assert {thread.name for thread in threads} == {"launch"}
 
 
+async def test_an_improvement_is_prepared_while_rows_are_computed_and_changes_over_between_batches(scripted):
+    """Its steps run in the thread that launches, in order, and never during a launch."""
+    preparing, prepared, done = threading.Event(), threading.Event(), threading.Event()
+    order: list[tuple[str, str]] = []
+
+    def note(what: str) -> None:
+        order.append((what, threading.current_thread().name))
+
+    def prepare() -> list[Callable[[], None]]:
+        preparing.set()
+        prepared.wait()
+        return [partial(note, "first"), partial(note, "second"), done.set]
+
+    scripted.improvements = (prepare,)
+    scripted.on_launch = lambda _: note("batch")
+    async with running(engine_over(scripted)) as engine:
+        await in_thread(preparing.wait)
+        await engine.submit(request(5))  # meanwhile
+        async with computing(engine, scripted):
+            prepared.set()
+            await wait_all_tasks_blocked(0.01)
+            assert order == [("batch", "launch")]
+        await in_thread(done.wait)
+    assert order == [(what, "launch") for what in ("batch", "batch", "first", "second")]
+
+
+@pytest.mark.parametrize("fails_at", ["prepare", "step"])
+async def test_an_improvement_that_fails_is_a_line_in_the_log(scripted, caplog, fails_at: str):
+    logged = threading.Event()
+    caplog.handler.addFilter(lambda record: "not computed faster" not in record.getMessage() or not logged.set())
+
+    def fail() -> list[Callable[[], None]]:
+        raise OSError("no compiler\nwith more lines")
+
+    scripted.improvements = (fail if fails_at == "prepare" else lambda: [fail],)
+    async with running(engine_over(scripted)) as engine:
+        await in_thread(logged.wait)
+        assert (await engine.submit(request(5))).values[0][0] == 1
+    assert "the model is not computed faster: no compiler" in caplog.messages
+
+
+async def test_an_engine_is_cancelled_at_once_while_an_improvement_is_prepared(scripted):
+    preparing, never = threading.Event(), threading.Event()
+    scripted.improvements = (lambda: preparing.set() or never.wait() or (),)
+    try:
+        async with running(engine_over(scripted)):
+            await in_thread(preparing.wait)
+    finally:
+        never.set()
+
+
 async def test_every_row_gets_its_own_answer_however_it_was_batched(engine, scripted):
     outcomes = Outcomes()
     async with trio.open_nursery() as nursery:

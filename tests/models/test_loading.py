@@ -324,7 +324,6 @@ def test_rounding_is_not_taken_for_scaling(name: str, tmp_path: Path):
     [
         ({"dtype": "int8", "backend": "auto"}, "--dtype int8: OpenVINO is not used for models that read images"),
         ({"backend": "openvino"}, "--backend openvino: OpenVINO is not used for models that read images"),
-        ({"backend": "compile"}, "--backend compile: models that read images cannot be compiled"),
     ],
 )
 def test_settings_that_a_model_cannot_have_are_refused_before_others_are_converted(

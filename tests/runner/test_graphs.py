@@ -32,16 +32,18 @@ class FakeGraphBackend:
     errors: dict[int, Exception] = field(factory=dict)
     captures: int = field(default=0, init=False)
     replays: int = field(default=0, init=False)
+    changes_by: float = field(default=0, init=False)
+    """What the next graphs are wrong by."""
 
     def capture(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Any]]:
         self.captures += 1
         if self.captures in self.errors:
             raise self.errors[self.captures]
-        output = compute()
+        output, error = compute(), self.changes_by
 
         def replay() -> None:
             self.replays += 1
-            output.copy_(compute())
+            output.copy_(compute() + error)
 
         return output, replay
 

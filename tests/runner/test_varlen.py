@@ -1,5 +1,6 @@
 """Rows that lie one after the other give what padded rows give, or the model is padded."""
 
+import inspect
 import random
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 import torch
 from attrs import evolve
 
-from benchmarks.segment_attention import ONE_BY_ONE
 from tests.models.classifier_families import POOLED, PROMPTS, write_classifier
 from tests.models.model_families import (
     FAMILIES,
@@ -34,14 +34,7 @@ PACKED = [name for name in FAMILIES if name not in PADDED]
 
 def packed_backbone(served: ServedModel) -> PackedBackbone:
     """What a GPU computes by its kernel, computed segment by segment."""
-    runner = served.runner
-    return pack_backbone(
-        runner.loaded.backbone,
-        ONE_BY_ONE,
-        pad_token_id=runner.params.pad_token_id,
-        max_tokens=served.folder.max_model_len,
-        device=CPU,
-    )
+    return pack_backbone(served.runner.loaded.backbone, served.runner.params)
 
 
 def serve_packed(served: ServedModel) -> ServedModel:
@@ -159,13 +152,33 @@ def test_attention_needs_windows_but_no_parameter_for_shared_keys(monkeypatch: p
         heads.append((query.shape[1], key.shape[1]))
         return query
 
-    monkeypatch.setattr(varlen, "_flash_parameters", varlen._flash_parameters.__wrapped__)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, key, value, scale: query)
+    monkeypatch.setattr(varlen, "FLASH_PARAMETERS", {"query", "key", "value", "scale"})
     assert not varlen.has_flash()
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
+    monkeypatch.setattr(varlen, "FLASH_PARAMETERS", inspect.signature(attend).parameters.keys())
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
     assert varlen.has_flash()
-    query, key = torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8)
+    query, key = torch.zeros(1, 4, 3, 8, device="meta"), torch.zeros(1, 2, 3, 8, device="meta")
     bounds = {"cu_seq_lens_q": torch.tensor([0, 3]), "max_length_q": 3}
-    rows, _ = varlen.flash_attention(torch.nn.Identity(), query, key, key, None, 1.0, is_causal=False, **bounds)
+    rows, _ = varlen.attend_within_segments(torch.nn.Identity(), query, key, key, None, 1.0, is_causal=False, **bounds)
     assert rows.shape == (1, 3, 4, 8)
     assert heads == [(4, 2)]
+
+
+def test_attention_on_a_gpu_is_compiled_in_one_piece_for_any_number_of_tokens():
+    """On a device without data: what runs there is the compiler's."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor, begins: torch.Tensor, longest: int) -> torch.Tensor:
+            options = {"is_causal": False, "cu_seq_lens_q": begins, "max_length_q": longest}
+            return varlen.attend_within_segments(self, query, key, key, None, 1.0, **options)[0]
+
+    compiled = torch.compile(Attention(), dynamic=True, backend="eager", fullgraph=True)
+    try:
+        for tokens in (37, 91):
+            query, key = torch.zeros(1, 4, tokens, 8, device="meta"), torch.zeros(1, 2, tokens, 8, device="meta")
+            begins = torch.zeros(5, dtype=torch.int32, device="meta")
+            assert compiled(query, key, begins, tokens - 9).shape == (1, tokens, 4, 8)
+            torch.compiler.set_stance("fail_on_recompile")
+    finally:
+        torch.compiler.set_stance("default")
+        torch.compiler.reset()

@@ -254,6 +254,19 @@ class LocalDevice(Device):
                 if self._ticks[limit] > TICKS:  # the first tick may have come right after the launch
                     limit.cancel(reason="the batch takes too long")
 
+    async def improve(self) -> None:
+        """Prepare what makes the runner faster, and change over to it between batches. Failures are logged.
+
+        Cancellation: at once; a call that has begun is left to its thread.
+        """
+        for prepare in self.facts.improvements:
+            try:
+                for step in await self.offload.run("load", prepare):
+                    async with self._turns["launch"]:
+                        await self._in_thread("launch", step)
+            except Exception as error:
+                logger.warning("the model is not computed faster: %s", next(iter(str(error).splitlines()), repr(error)))
+
     async def _return_memory(self) -> None:
         """Return freed memory between two batches, so that no batch waits for the heap."""
         await self._in_thread("launch", self.runner.return_memory)

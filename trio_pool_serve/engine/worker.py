@@ -54,6 +54,7 @@ class Worker(Devices):
                 for _ in range(device.most_launches):
                     nursery.start_soon(self.dispatcher.pull, nursery)
                 self.dispatcher.add(device)
+                nursery.start_soon(device.improve)
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):
                 raise cause from cause.__cause__

@@ -25,6 +25,7 @@ class RoutedRunner:
             max_batch_tokens=min(each.max_batch_tokens for each in all_facts),
             parameters=sum(each.parameters for each in all_facts),
             weight_bytes=sum(each.weight_bytes for each in all_facts),
+            improvements=tuple(improvement for each in all_facts for improvement in each.improvements),
             computation=(*first.computation, *(f"beside a route of {other}" for other in others)),
         )
 

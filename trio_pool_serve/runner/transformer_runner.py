@@ -124,6 +124,7 @@ class TransformerRunner:
             self.facts,
             pads=computation.pads,
             computation=about,
+            improvements=tuple(filter(None, [computation.fuse])),
             computed_by=self.facts.computed_by._replace(fingerprint=fingerprint),
         )
         return evolve(self, compute=computation.compute, capture=computation.capture, facts=facts).with_heads_tried()

@@ -33,6 +33,7 @@ from trio_pool_serve.telemetry.start_display import report_step, show_steps_with
 from trio_pool_serve.threads.offload import Offload
 
 if TYPE_CHECKING:
+    from trio_pool_serve.models.loading.compiled_code import Compilation
     from trio_pool_serve.runner.openvino.preparation import Preparation
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ToParent(channel)])
     logging.captureWarnings(capture=True)
     show_steps_with(partial(_tell_parent, channel, Step))
-    models: dict[int, Preparation] = {}
+    models: dict[int, Preparation | Compilation] = {}
     async with trio.open_nursery() as nursery:
         while True:
             if isinstance(order, GiveUp):
@@ -76,12 +77,12 @@ async def main(channel: FramedStream[ToConversion], order: ToConversion) -> int:
 
 
 async def _obey(
-    channel: FramedStream[ToConversion], order: ConversionJob | Convert, models: "dict[int, Preparation]"
+    channel: FramedStream[ToConversion], order: ConversionJob | Convert, models: "dict[int, Preparation | Compilation]"
 ) -> None:
     await send_to_parent(channel, await trio.to_thread.run_sync(_reply_to, order, models))
 
 
-def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation]") -> Reply:
+def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation | Compilation]") -> Reply:
     """Load or convert a model. Any error fails this model only: the process may have others."""
     try:
         if isinstance(order, Convert):
@@ -99,7 +100,7 @@ def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation]") 
         return Reply(error=sendable(f"The model cannot be loaded: {type(error).__name__}: {first_line}"))
 
 
-def load_to_convert(job: ConversionJob) -> "Preparation":
+def load_to_convert(job: ConversionJob) -> "Preparation | Compilation":
     """Load a model and compute a batch with torch. Blocks for seconds. Raises ``ModelLoadError``.
 
     Also writes its tokenizer to the cache, so that the process that serves the model need not make it.
@@ -108,6 +109,7 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
     import_transformers()
     # Imported here: this takes seconds, in which the process could not notice that its parent has ended.
     from trio_pool_serve.models.folder import read_model_folder
+    from trio_pool_serve.models.loading.compiled_code import Compilation
     from trio_pool_serve.models.loading.sample_prompts import extreme_prompts, sample_prompts
     from trio_pool_serve.models.loading.torch_loading import load_warm_runner
     from trio_pool_serve.runner.openvino.preparation import Preparation
@@ -122,6 +124,8 @@ def load_to_convert(job: ConversionJob) -> "Preparation":
             f"not {job.kind}. Register its kind "
             f"where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion."
         )
+    if job.compiles:
+        return Compilation(load_warm_runner(folder, config, Offload()))
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
     return Preparation(
         load_warm_runner(folder, config, Offload()),

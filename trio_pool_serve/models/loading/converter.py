@@ -12,8 +12,9 @@ import msgspec
 from attrs import define, field
 from msgspec import Struct
 
-from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, require
+from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.child_process import BlockingChild
 from trio_pool_serve.runner.openvino.converted_model import ConvertedModel, UnusableGraphError
 from trio_pool_serve.telemetry.start_display import report_step
@@ -34,9 +35,17 @@ class ConversionJob(Struct, frozen=True, tag=True):
     config: ModelConfig
     imports: list[str]
     kind: str
-    may_time: bool
+    may_time: bool = False
+    compiles: bool = False
+    """Whether it is compiled by torch, in place of a conversion to OpenVINO's format."""
     number: int = msgspec.field(default_factory=itertools.count(1).__next__)
     """The model's number in later messages."""
+
+    @classmethod
+    def of(cls, folder: AnyModelFolder, config: ModelConfig, **how: bool) -> "ConversionJob":
+        """Return the job for a folder that was read, in a process that imports the same plugins."""
+        kind = folder.kind
+        return cls(str(folder.path), config, [*imported_plugins, kind.read.__module__], kind.load, **how)
 
 
 class Convert(Struct, frozen=True, tag=True):
@@ -67,9 +76,10 @@ class Step(Struct, frozen=True, tag=True):
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """The answer to an order: the model is loaded; or converted, with the record ``model``; or ``error`` is the reason.
+    """The answer to an order: the model is loaded or compiled, or converted, or ``error`` is the reason why not.
 
-    ``refused``: OpenVINO cannot compute the model. ``errno``: the folder cannot be written; 0 for other errors.
+    ``model`` is the record of a conversion. ``refused``: OpenVINO cannot compute the model. ``errno``: the folder
+    cannot be written; 0 for other errors.
     """
 
     model: ConvertedModel | None = None
@@ -182,6 +192,10 @@ class ChildConverter:
         model = self._ask(Convert(self._job.number, str(folder))).model
         assert model is not None  # noqa: S101
         return model
+
+    def compile(self, folder: Path) -> None:
+        """Write the compiler's files to an empty folder. Blocks for seconds to a minute. Raises as ``convert``."""
+        self._ask(Convert(self._job.number, str(folder)))
 
     def _ask(self, order: ConversionJob | Convert) -> Reply:
         """Return the reply. If another model has ended the process, this one is loaded again in a new process."""

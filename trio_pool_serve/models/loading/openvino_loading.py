@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from trio_pool_serve.config import ModelConfig, imported_plugins
+from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import AdapterError, ModelLoadError, StorageError, install_extra, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.exported_files import parts_of, why_not_torch
@@ -183,8 +183,7 @@ class CpuModel:
             self._dtype != "int8" or find_spec("nncf") is not None,
             f"--dtype int8 requires more packages. {install_extra('int8')}",
         )
-        kind, imports = self.folder.kind, [*imported_plugins, self.folder.kind.read.__module__]
-        return ConversionJob(str(self.folder.path), self.config, imports, kind.load, not self.offload.is_serving)
+        return ConversionJob.of(self.folder, self.config, may_time=not self.offload.is_serving)
 
     def _read(self) -> Prepare | None:
         """Load the cached conversion; return ``None`` if there is none, or if it computes something else."""

@@ -14,6 +14,7 @@ from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
+from trio_pool_serve.models.loading.compiled_code import CompiledCode
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
@@ -49,7 +50,7 @@ def load_unfitted(
     if runner.facts.on_cpu:
         retain_freed_memory(_freed_by_batch(runner))
     runner = evolve(runner, adapters=Adapters.of(runner.loaded, read_adapter))
-    refuse_impossible(runner.loaded.backbone, config, runner.params)
+    refuse_impossible(config, runner.params)
     return partial(_choose, runner, folder, config, torch.get_num_threads(), why_torch)
 
 
@@ -128,6 +129,8 @@ def _choose(
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(runner.loaded, config, params, why_torch)
+    if computation.fuse is not None:
+        computation = evolve(computation, fuse=CompiledCode(folder, config, params, computation.fuse))
     fingerprint = fingerprint_of_loaded(folder.path, config, (), str(params.dtype), as_read=folder.file_states)
     return _first_batch(partial(runner.computing, computation, fingerprint))
 

@@ -168,6 +168,14 @@ class GraphedBackbone:
             self.clear()
             raise
 
+    def renewals(self) -> Sequence[Callable[[], None]]:
+        """Return a step for each graph, that captures it again: by ``packed.fused`` from now on."""
+        return [partial(self._renew, shape) for shape in reversed(self.shapes)]
+
+    @torch.inference_mode()
+    def _renew(self, shape: PackedShape) -> None:
+        self._graphs[self.shapes.index(shape)] = self._capture(shape)
+
     def clear(self) -> None:
         """Drop all graphs, and return their memory."""
         self._graphs.clear()
@@ -181,5 +189,5 @@ class GraphedBackbone:
     def _capture(self, shape: PackedShape) -> Graph:
         buffer = torch.zeros(shape.nbytes, dtype=torch.uint8, device=self.device)
         inputs = PackedInputs.of_buffer(shape, buffer)
-        output, replay = self.backend.capture(lambda: self.packed.compute(inputs))
+        output, replay = self.backend.capture(lambda: (self.packed.fused or self.packed).compute(inputs))
         return Graph(shape, buffer, output, replay)

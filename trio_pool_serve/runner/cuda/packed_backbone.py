@@ -9,6 +9,7 @@ computed in both ways and compared.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,16 +18,19 @@ import numpy as np
 import torch
 from attrs import define, field
 from torch import Tensor, nn
+from torch.nn import attention
 
 from trio_pool_serve.errors import require
 from trio_pool_serve.runner.comparison import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
 from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
-from trio_pool_serve.runner.cuda.varlen import CannotPackError
+from trio_pool_serve.runner.cuda.varlen import VARLEN, CannotPackError, faster_kernels
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
-from trio_pool_serve.runner.loaded_model import Backbone
+from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 from trio_pool_serve.runner.row_states import RowStates, concatenate
 from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import RenderedPrompt
+
+logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 64
 """Length of the probe's longest row; twice the sliding window if that is longer, up to ``MAX_PROBE_TOKENS``."""
@@ -39,12 +43,12 @@ class PackedBackbone:
     """A backbone whose transformer computes packed rows; rows that are not attended to as a whole are padded."""
 
     backbone: Backbone
-    attention: str
-    """The name of a registered function that attends within segments."""
     pad_token_id: int
     rule: PositionRule = "counted"
     takes_embeds: bool = False
     """Whether rows of token embeddings are packed, too."""
+    fused: "PackedBackbone | None" = field(default=None, init=False)
+    """The same model, compiled: computes rows without embeddings and adapters, once it is there."""
     _transformer: Any = field(init=False)
     _signature: inspect.Signature = field(init=False)
     _inputs: PackedInputs | None = field(default=None, init=False)
@@ -105,7 +109,7 @@ class PackedBackbone:
         if self.backbone.takes_type_ids:
             arguments["token_type_ids"] = inputs.segments
         self._inputs = inputs
-        config._attn_implementation = self.attention  # noqa: SLF001
+        config._attn_implementation = VARLEN  # noqa: SLF001
         try:
             output: Tensor = getattr(self.backbone.model(**arguments), self.backbone.output)
         finally:
@@ -121,6 +125,9 @@ class PackedBackbone:
     def compute_packed(self, forward: ForwardPass) -> RowStates:
         """Compute rows that can be packed."""
         shape = shape_of(forward.lengths)
+        # The compiler has taken sizes of one for constants.
+        if self.fused and shape.longest > 1 and not (forward.has_embeds or forward.has_adapter):
+            return self.fused.compute_packed(forward)
         buffer = fill(shape, forward, self.rule).to(forward.device, non_blocking=True)
         begins = (np.cumsum(forward.lengths) - forward.lengths).tolist()
         embeds = [
@@ -160,8 +167,8 @@ class PackedBackbone:
         return output
 
     @torch.inference_mode()
-    def fit(self, *, max_tokens: int, device: torch.device) -> None:
-        """Set the model's numbering of positions, its output and its inputs, by comparing with ``backbone``.
+    def fit(self, oracle: Backbone, *, max_tokens: int, device: torch.device) -> None:
+        """Set the model's numbering of positions, its output and its inputs, by comparing with ``oracle``.
 
         Raises ``CannotPackError`` if the outputs differ in every way.
         """
@@ -179,7 +186,7 @@ class PackedBackbone:
         rows[1][longest // 2] = self.pad_token_id  # distinguishes the rules
         prompts = [RenderedPrompt(row) for row in rows]
         outputs_of = partial(states_of, pad_token_id=self.pad_token_id, device=device)
-        expected = outputs_of(self.backbone, prompts)
+        expected = outputs_of(oracle, prompts)
         self._gives_rows = len(expected[1]) == 1 < longest
         differences = {}
         for rule in POSITION_RULES:
@@ -205,27 +212,41 @@ class PackedBackbone:
         if self.backbone.embeds_width:
             self.takes_embeds = True
             without_padding = [row[row != self.pad_token_id] for row in rows[2:]]  # some models know it by its id
-            of_ids = outputs_of(self.backbone, [*map(RenderedPrompt, without_padding)])
+            of_ids = outputs_of(oracle, [*map(RenderedPrompt, without_padding)])
             self.takes_embeds = accepts_embeds(
-                self, self.backbone, without_padding, of_ids, tolerance, pad_token_id=self.pad_token_id, device=device
+                self, oracle, without_padding, of_ids, tolerance, pad_token_id=self.pad_token_id, device=device
             )
 
 
-def pack_backbone(
-    backbone: Backbone, attention: str, *, pad_token_id: int, max_tokens: int, device: torch.device
-) -> PackedBackbone:
-    """Return a packed backbone whose output agrees with that of ``backbone``.
+def pack_backbone(backbone: Backbone, params: LoadingParams, oracle: Backbone | None = None) -> PackedBackbone:
+    """Return a packed backbone whose output agrees with that of ``oracle``, by default of ``backbone``.
 
-    Raises ``CannotPackError`` for models that read images, for models whose code does not call registered attention
-    functions, and if the output differs by more than ``TOLERANCES`` or a row's output depends on other rows.
+    Raises ``CannotPackError`` for models whose code does not call registered attention functions, and if the output
+    differs by more than ``TOLERANCES`` or a row's output depends on other rows.
     """
-    require(type(backbone) is Backbone, "it reads images", CannotPackError)
-    packed = PackedBackbone(backbone, attention, pad_token_id)
+    packed = PackedBackbone(backbone, params.pad_token_id)
     try:
-        packed.fit(max_tokens=max_tokens, device=device)
+        packed.fit(oracle or backbone, max_tokens=params.max_tokens, device=params.device)
     except Exception as error:
         packed.close()
         if isinstance(error, CannotPackError):
             raise
         raise CannotPackError(f"its code does not support packed rows: {error!r}") from error
     return packed
+
+
+def pack_with_fastest_attention(backbone: Backbone, params: LoadingParams) -> tuple[PackedBackbone, str]:
+    """Return a packed backbone, and the name of its kernel; "" on CPU. Raises ``CannotPackError`` as ``pack_backbone``.
+
+    It is the fastest kernel for the device whose package is installed and with which the output agrees; it is used by
+    the whole process from then on.
+    """
+    for name in faster_kernels(params.device):
+        try:
+            attention.activate_flash_attention_impl(name)
+            return pack_backbone(backbone, params), name
+        except Exception as error:
+            logger.info("attention is not computed by %s: %s", name, error)
+            if attention.current_flash_attention_impl() is not None:
+                attention.restore_flash_attention_impl()
+    return pack_backbone(backbone, params), "" if params.device.type == "cpu" else "FA2"

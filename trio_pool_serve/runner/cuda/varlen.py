@@ -5,15 +5,32 @@ names that its own flash attention uses. For a name without a mask function it m
 """
 
 import inspect
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch.nn import attention
 from transformers import AttentionInterface
 
-FLASH = "trio_pool_serve_varlen"
-"""torch's variable-length flash attention, on CUDA in half precision."""
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    FLASH_PARAMETERS: AbstractSet[str] = frozenset()
+else:
+    FLASH_PARAMETERS = inspect.signature(varlen_attn).parameters.keys()
+"""The parameter names of torch's variable-length attention; none if torch has no such function."""
+
+VARLEN = "trio_pool_serve_varlen"
+"""Attention within segments: torch's variable-length flash attention on CUDA, in half precision; row by row on CPU."""
+
+
+FlashKernel: TypeAlias = Literal["FA3", "FA4"]
+
+FASTER_KERNELS: Mapping[int, Sequence[FlashKernel]] = {9: ("FA3", "FA4"), 10: ("FA4",)}
+"""What torch can call besides its own kernel, by compute capability: packages flash-attn-3 and flash-attn-4."""
 
 
 class CannotPackError(Exception):
@@ -22,17 +39,15 @@ class CannotPackError(Exception):
 
 def has_flash() -> bool:
     """Return whether this version of torch has variable-length attention with windows, as 2.11 and later."""
-    return {"scale", "window_size"} <= _flash_parameters()
+    return {"scale", "window_size"} <= FLASH_PARAMETERS
 
 
-@cache
-def _flash_parameters() -> AbstractSet[str]:
-    """Return the parameter names of torch's variable-length attention; none if torch has no such function."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return inspect.signature(varlen_attn).parameters.keys()
+def faster_kernels(device: torch.device) -> Sequence[FlashKernel]:
+    """Return the kernels that a device may have besides FA2, the fastest first; their packages may be missing."""
+    if device.type == "cpu" or not hasattr(attention, "activate_flash_attention_impl"):  # torch 2.11 has it
+        return ()
+    major, _ = torch.get_device_module(device).get_device_capability(device)
+    return FASTER_KERNELS.get(major, ())
 
 
 def window_of(module: nn.Module, *, sliding_window: int | None, is_causal: bool | None) -> tuple[int, int]:
@@ -49,7 +64,43 @@ def refuse_unknown(options: dict[str, Any]) -> None:
             raise CannotPackError(f"its attention has {name}")
 
 
-def flash_attention(
+@torch.library.custom_op("trio_pool_serve::attend_by_rows", mutates_args=(), device_types="cpu")
+def attend_by_rows(
+    query: Tensor, key: Tensor, value: Tensor, begins: Tensor, scale: float | None, left: int, right: int
+) -> Tensor:
+    """Compute attention row by row: query, key and value [tokens, heads, d] to [tokens, heads, d].
+
+    Row i reaches from ``begins[i]`` to ``begins[i + 1]``; what belongs to no row is zero. ``left`` and ``right`` are as
+    ``window_of`` returns them. It is an operator so that a compiler does not look inside, as at the kernels for CUDA.
+    """
+    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    is_causal = (left, right) == (-1, 0)
+    for begin, end in pairwise(begins.tolist()):
+        visible = None
+        if left >= 0 or right > 0:
+            places = torch.arange(end - begin)
+            distance = places[None, :] - places[:, None]
+            visible = ((distance >= -left) | (left < 0)) & ((distance <= right) | (right < 0))
+        ours, keys, values = (states[begin:end].transpose(0, 1)[None] for states in (query, key, value))
+        row = nn.functional.scaled_dot_product_attention(
+            ours,
+            keys,
+            values,
+            attn_mask=visible,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        output[begin:end] = row[0].transpose(0, 1)
+    return output
+
+
+@attend_by_rows.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def attend_within_segments(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -61,14 +112,15 @@ def flash_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention within segments: query, key and value [1, heads, tokens, d] to [1, tokens, heads, d]."""
-    from torch.nn.attention.varlen import varlen_attn
-
     del attention_mask
     refuse_unknown(options)
-    bounds, longest = options["cu_seq_lens_q"], options["max_length_q"]
+    window = window_of(module, sliding_window=sliding_window, is_causal=is_causal)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    if query.device.type == "cpu":
+        return attend_by_rows(query, key, value, options["cu_seq_lens_q"], scaling, *window)[None], None
+    bounds, longest = options["cu_seq_lens_q"], options["max_length_q"]
     # torch 2.11 has no such parameter: its kernel always shares keys among queries.
-    gqa: Any = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _flash_parameters() else {}
+    gqa: Any = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in FLASH_PARAMETERS else {}
     rows = varlen_attn(
         query,
         key,
@@ -78,11 +130,11 @@ def flash_attention(
         longest,
         longest,
         scale=scaling,
-        window_size=window_of(module, sliding_window=sliding_window, is_causal=is_causal),
+        window_size=window,
         **gqa,
     )
     assert isinstance(rows, Tensor)  # noqa: S101  (a tuple only with return_aux)
     return rows[None], None
 
 
-AttentionInterface.register(FLASH, flash_attention)
+AttentionInterface.register(VARLEN, attend_within_segments)

@@ -1,0 +1,119 @@
+"""Compiled blocks give what the model gives, for rows of any lengths, without compiling again or waiting."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from msgspec.structs import replace
+from torch._dynamo.utils import counters
+
+from tests.models.lora_adapters import vectors_by_peft, write_lora
+from tests.models.model_families import TEXTS, ServedModel, largest_difference, write_family
+from tests.runner.test_graphs import SHAPES, FakeGraphBackend
+from tests.runner.test_varlen import PACKED, packed_backbone
+from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
+from trio_pool_serve.runner.padded_or_packed import change_over
+from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the compiler's own code
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> Iterator[None]:
+    counters.clear()
+    yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
+
+
+def fused(served: ServedModel, files: Path) -> PackedBackbone:
+    """Return the packed backbone with its compiled twin, as the server makes them."""
+    runner = served.runner
+    twin, packed = twin_of(runner.loaded.backbone), packed_backbone(served)
+    with compiler_files_in(files):
+        packed.fused = fuse(twin, runner.loaded.backbone, runner.params)
+    return packed
+
+
+@pytest.mark.parametrize("name", PACKED)
+async def test_every_family_agrees_and_nothing_in_it_waits_for_the_device(tmp_path: Path, name: str):
+    """What reads a number from the device, or branches by it, breaks the compiler's graph in two."""
+    served = ServedModel(write_family(tmp_path / name, name))
+    wanted = (Embed(), TokenEmbed())
+    texts = random.Random(7).sample([*TEXTS, *TEXTS], 2 * len(TEXTS))
+    expected = await served.values(texts, *wanted)
+    served.runner = evolve(served.runner, compute=fused(served, tmp_path))
+    assert not counters["graph_break"]
+    torch.compiler.set_stance("fail_on_recompile")
+    together = await served.values(texts, *wanted)
+    alone = [(await served.values([text], *wanted))[0] for text in texts]
+    for ours in (together, alone):
+        for index in range(2):
+            theirs = [row[index] for row in expected]
+            size = max(1.0, *(float(np.abs(row).max()) for row in theirs))
+            assert largest_difference([row[index] for row in ours], theirs) < TOLERANCE * size
+
+
+async def test_graphs_are_captured_again_one_by_one_and_adapted_rows_are_computed_without(tmp_path: Path):
+    bert = write_family(tmp_path / "bert", "bert")
+    adapter = write_lora(tmp_path / "adapter", bert)
+    served, backend = ServedModel(bert), FakeGraphBackend()
+    expected = await served.embed(TEXTS)
+    packed = fused(served, tmp_path / "files")
+    compiled, packed.fused = packed.fused, None
+    graphs = GraphedBackbone(packed, backend, CPU)
+    graphs.capture(SHAPES)
+    served.runner = evolve(served.runner, compute=graphs)
+    before, shapes = backend.captures, graphs.shapes
+    packed.fused = compiled
+    torch.compiler.set_stance("fail_on_recompile")
+    for renew in graphs.renewals():
+        renew()
+        assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
+    assert backend.captures == before + len(SHAPES)
+    assert backend.replays == len(SHAPES)
+    assert graphs.shapes == shapes
+    rows = [replace(row, adapter=adapter) for row in await served.requests(TEXTS)]
+    adapted = [value for (value,) in await served.runner.launch(Batch(tuple(rows)))]
+    assert largest_difference(adapted, vectors_by_peft(bert, adapter, TEXTS)) < TOLERANCE
+    single = Batch((PoolingRequest(RenderedPrompt(np.array([5], dtype=np.int32))),))
+    await served.runner.launch(single)  # whose sizes of one were not compiled
+    assert backend.replays == len(SHAPES) + 1
+
+
+def test_graphs_that_differ_are_dropped_and_computed_without(tmp_path: Path):
+    """The steps are those of the server; the last one finds it."""
+    served = ServedModel(write_family(tmp_path / "bert", "bert"))
+    runner, twin = served.runner, twin_of(served.runner.loaded.backbone)
+    backend = FakeGraphBackend()
+    graphs = GraphedBackbone(packed_backbone(served), backend, CPU)
+    graphs.capture(SHAPES)
+    with compiler_files_in(tmp_path / "files"):
+        begin, *renewals, check = change_over(twin, graphs.packed, graphs, runner.params)
+    assert graphs.packed.fused is None
+    begin()
+    assert graphs.packed.fused is not None
+    backend.changes_by = 1.0
+    for renew in renewals:
+        renew()
+    with pytest.raises(CannotPackError, match="its CUDA graphs differ"):
+        check()
+    assert graphs.shapes == ()
+    assert graphs.packed.fused is None
+
+
+def test_without_the_compiler_nothing_is_taken_for_compiled(tmp_path: Path, monkeypatch):
+    served = ServedModel(write_family(tmp_path / "bert", "bert"))
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
+    with pytest.raises(CannotPackError, match="TORCHDYNAMO_DISABLE is set"):
+        fused(served, tmp_path / "files")

@@ -1,0 +1,110 @@
+"""Compiling a model's blocks in another process, once for its architecture and device: the cache keeps the code."""
+
+import logging
+import resource
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from attrs import define, frozen
+
+from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.models.files.model_digest import SMALL_FILES, model_entry
+from trio_pool_serve.models.loading.converter import ChildConverter, ConversionJob
+from trio_pool_serve.models.model_kind import AnyModelFolder
+from trio_pool_serve.runner.cpu_features import cpu_name
+from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
+from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.runner.transformer_runner import TransformerRunner
+from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, installed_versions, written
+from trio_pool_serve.types import Improvement
+
+logger = logging.getLogger(__name__)
+
+LIBRARIES = ("torch", "triton", "transformers", "trio-pool-serve")
+"""The code depends on their versions."""
+
+
+@frozen
+class CompiledCode:
+    """The improvement of one model by ``fuse``, which compiles in this process what it does not find in its cache."""
+
+    folder: AnyModelFolder
+    config: ModelConfig
+    params: LoadingParams
+    fuse: Improvement
+
+    def __call__(self) -> Sequence[Callable[[], None]]:
+        """Return the steps of ``fuse``, after another process has compiled the model if the cache has no code for it.
+
+        Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process
+        fails, ``OSError``, ``StorageError``, and the errors of ``fuse``.
+        """
+        began, entry = time.perf_counter(), self._entry()
+        with TemporaryDirectory(prefix="trio_pool_serve.") as temporary, ExitStack() as stack:
+            files = Path(temporary) / "compiled"
+            with nullcontext() if entry is None else entry.locked():
+                if entry is not None and entry.read(RecordBase) is not None:
+                    path = entry.path
+                else:
+                    path, _ = stack.enter_context(written(self._compile, entry))
+                shutil.copytree(path, files)  # the compiler writes there, too
+            with compiler_files_in(files):
+                steps = self.fuse()
+        logger.info("%s: compiled code was loaded after %.1f s", self.folder.path.name, time.perf_counter() - began)
+        return steps
+
+    def _entry(self) -> CacheEntry | None:
+        """Return the entry of models with the same small files: the code does not depend on the weights."""
+        if (cache := ModelCache.of(self.config.cache_dir)) is None:
+            return None
+        kind = (str(self.params.dtype), self._device, *self._versions.values())
+        return model_entry(
+            self.folder.path,
+            cache,
+            *("compiled blocks", self.folder.kind.load, *kind),
+            suffixes=SMALL_FILES,
+            part="-compiled",
+        )
+
+    def _compile(self, folder: Path) -> RecordBase:
+        name, job = self.folder.path.name, ConversionJob.of(self.folder, self.config, compiles=True)
+        with closing(ChildConverter.loaded(job)) as child:
+            logger.info("%s is being compiled by another process, and computed without until then", name)
+            child.compile(folder)
+        return RecordBase(what=f"compiled for {self._device}", versions=self._versions)
+
+    @property
+    def _device(self) -> str:
+        is_cpu = self.params.device.type == "cpu"
+        return cpu_name() if is_cpu else str(torch.get_device_module(self.params.device).get_device_name())
+
+    @property
+    def _versions(self) -> dict[str, str]:
+        return installed_versions(*LIBRARIES)
+
+
+@define(eq=False)
+class Compilation:
+    """One model, loaded in the process that compiles it."""
+
+    runner: TransformerRunner
+
+    def convert(self, folder: Path) -> None:
+        """Write the compiler's files to an empty folder. Blocks for up to a minute. Raises the errors of ``fuse``."""
+        began = time.perf_counter()
+        backbone, params = self.runner.loaded.backbone, self.runner.params
+        with compiler_files_in(folder):
+            fuse(twin_of(backbone), backbone, params)
+        took = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
+        if params.device.type != "cpu":
+            peak = torch.get_device_module(params.device).max_memory_allocated(params.device)
+            took += f" and {peak / 2**20:.0f} MiB of the GPU"
+        logger.info("compiled in %.1f s by a process that took %s", time.perf_counter() - began, took)
+
+    def close(self) -> None:
+        """Do nothing: it holds memory only."""

@@ -1,0 +1,79 @@
+"""A packed backbone whose blocks torch compiles: element-wise work between matrix products becomes few kernels.
+
+Blocks of a transformer have the same code, so one of them is compiled for all: in seconds, where the whole model would
+take ten times as long. Numbers of tokens and rows are symbolic. What torch's compiler writes for one process, another
+one reads.
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._inductor import config as inductor_config
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from trio_pool_serve.errors import require
+from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
+from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
+from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
+
+UNLIKE_PROBES = PackedShape(tokens=259, rows=9, longest=131)
+"""Sizes of which none is one of the rows that a backbone was fitted with, or equal to another."""
+
+MAX_VARIANTS = 128
+"""Of the compiled blocks of all models in a process: transformers wraps the code of all its blocks in one function."""
+
+OPTIONS = {"compile_threads": 1, "cpp.dynamic_threads": True, "cpp_cache_precompile_headers": False}
+"""No processes beside this one, code for any number of threads, and no files outside of the folder for them."""
+
+
+def twin_of(backbone: Backbone) -> Backbone:
+    """Return a model with the same weights and buffers, in modules of its own: another thread may compute with it."""
+    model = backbone.model
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return Backbone(copy.deepcopy(model, shared), backbone.output)
+
+
+def fuse(twin: Backbone, oracle: Backbone, params: LoadingParams) -> PackedBackbone:
+    """Compile the blocks of ``twin``, and return its packed backbone, whose output agrees with that of ``oracle``.
+
+    Afterwards nothing is compiled in the process: what fits no compiled code is computed without. Blocks for seconds,
+    for a minute if the compiler's cache is empty. Raises ``CannotPackError``, and the compiler's errors.
+    """
+    require(not dynamo_config.disable, "TORCHDYNAMO_DISABLE is set", CannotPackError)
+    transformer: Any = twin.model.base_model
+    blocks = [module for module in transformer.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for block in blocks or [transformer]:
+        block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True)
+    torch.compiler.set_stance("default")
+    try:
+        with dynamo_config.patch(recompile_limit=MAX_VARIANTS), inductor_config.patch(OPTIONS):
+            packed = pack_backbone(twin, params, oracle)
+        torch.compiler.set_stance("fail_on_recompile")
+        buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
+        with torch.inference_mode():
+            packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
+    finally:
+        torch.compiler.set_stance("eager_on_recompile")
+    return packed
+
+
+@contextmanager
+def compiler_files_in(folder: Path) -> Iterator[None]:
+    """Within the block, torch's compiler keeps its files in a folder: in all threads, so for one at a time."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ |= {name: str(folder / name.partition("_")[0].lower()) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
