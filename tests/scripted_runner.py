@@ -17,7 +17,6 @@ from trio_pool_serve.types import (
     CopiedBatch,
     Embed,
     EmbedChunks,
-    Improvement,
     MaxSim,
     PooledBatch,
     PooledValue,
@@ -29,6 +28,7 @@ from trio_pool_serve.types import (
     SparseEmbed,
     SparseLookup,
     SparseVector,
+    Steps,
     TokenClassify,
     TokenEmbed,
     TokenIds,
@@ -70,7 +70,7 @@ class ScriptedRunner:
     takes_adapters: bool = True
     probe_request: PoolingRequest | None = None
     computed_by: ComputedBy = field(factory=ComputedBy)
-    improvements: tuple[Improvement, ...] = ()
+    improvements: tuple[Callable[[], Steps], ...] = ()
     on_launch: Callable[[Batch], PooledBatch | None] | None = None
     on_prepare: Callable[[], object] | None = None
     max_batch_tokens: int | None = field(default=None, init=False)

@@ -186,10 +186,7 @@ class MaxSim(PoolingParams):
 
 @frozen(eq=False)
 class SparseVector:
-    """Weights above zero: int32 ``indices``, ascending, and float32 ``values``, both shape (n,).
-
-    An index is a token of the vocabulary, or a latent of a sparse autoencoder.
-    """
+    """Weights above zero: int32 ``indices`` of tokens or latents, ascending, and float32 ``values``, both (n,)."""
 
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[np.float32]
@@ -299,11 +296,6 @@ class ComputedBy(NamedTuple):
     backend: str = ""
 
 
-Improvement: TypeAlias = Callable[[], Sequence[Callable[[], None]]]
-"""Prepares a faster way to compute while batches are computed, and returns the steps that change over to it. They are
-called in order, in the thread that launches batches, between two of them. Blocks for seconds to minutes."""
-
-
 @frozen(kw_only=True)
 class RunnerFacts:
     """A loaded model and how its batches are computed; as text, a line for the log.
@@ -343,8 +335,8 @@ class RunnerFacts:
     heads: str = ""
     computation: tuple[str, ...] = ()
     """How batches are computed and why so, in words, as ``heads`` are."""
-    improvements: tuple[Improvement, ...] = ()
-    """What makes it faster, but takes too long to be waited for before the first request."""
+    improvements: tuple[Callable[[], "Steps"], ...] = ()
+    """Each prepares a faster way to compute, for seconds to minutes, while batches are computed."""
 
     @property
     def on_cpu(self) -> bool:
@@ -360,6 +352,10 @@ class RunnerFacts:
             f"{self.model_type}, {self.parameters / 1e6:.1f} M parameters, {dtype} on {self.device}{chosen}, "
             f"{self.heads}{dimensions}, {self.max_tokens} tokens{''.join(f', {each}' for each in self.computation)}"
         )
+
+
+Steps: TypeAlias = Sequence[Callable[[], None]]
+"""They change over to an improvement one by one: in the thread that launches batches, between two of them."""
 
 
 class Runner(Protocol):
@@ -396,10 +392,7 @@ once; may block for minutes. Raises ``ModelLoadError``."""
 
 
 class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
-    """The output of one row, and the times in seconds of its wait in the queue and of its batch.
-
-    ``values`` are in the order of the request's ``params``.
-    """
+    """The ``values`` of a row in the order of its ``params``, and how long it waited and was computed, in seconds."""
 
     values: tuple[PooledValue, ...]
     queue_s: float

@@ -36,6 +36,7 @@ from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
 from trio_pool_serve.engine.gpus import MpsDaemon, find_gpus, find_mps_daemon
 from trio_pool_serve.engine.process_placement import replicas_of
+from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
 from trio_pool_serve.models.files.folder_files import read_folder_files
 from trio_pool_serve.process_setup import open_service, with_engine_placement
@@ -140,6 +141,9 @@ async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int
         return None, []
     batches = facts.concurrent_launches
     longest = model.renderer.max_model_len
+    if facts.improvements and isinstance(model.engine.devices, Worker):
+        show("compiling")
+        await model.engine.devices.improved.wait()
     show("computing the largest batch")
     peak = await peak_of_largest_batch(model.engine, like, longest, batches_at_once=batches)
     speed = []

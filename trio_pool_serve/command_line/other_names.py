@@ -117,7 +117,7 @@ FOREIGN = {
     "disable-log-requests": "requests are logged only with --access-log.",
     "disable-log-stats": "statistics are not logged; see /metrics.",
     "enable-log-requests": "--access-log logs requests, without their contents.",
-    "enforce-eager": "nothing is compiled by default; --backend torch computes without CUDA graphs.",
+    "enforce-eager": "--backend torch computes without CUDA graphs, and compiles nothing.",
     "load-format": "safetensors are loaded, else pytorch_model.bin.",
     "root-path": "paths of routes are fixed; a proxy can rewrite them.",
     "seed": "results do not depend on a random seed.",

@@ -60,16 +60,16 @@ class ModelConfig:
         BackendChoice,
         Setting(
             "Backend that computes the model. auto, on CPU: OpenVINO if it is installed, matches torch's output and "
-            "is faster, else torch. auto, on a GPU: torch without padding and with CUDA graphs if a check at load time "
-            "finds the same outputs. openvino: OpenVINO, only on CPU. torch: torch with padding and without CUDA "
-            "graphs. compile: torch.compile, which needs a C++ compiler and delays the start by a minute or more."
+            "is faster, else torch. auto, on a GPU: torch without padding, with CUDA graphs and compiled, each if a "
+            "check finds the same outputs. openvino: OpenVINO, only on CPU. torch: torch with padding, without CUDA "
+            "graphs, not compiled. compile: as auto on a GPU; on CPU torch without padding, compiled."
         ),
     ] = field(default="auto", validator=in_(get_args(BackendChoice)))
     cache_dir: Annotated[
         str | None,
         Setting(
-            "Directory for models that were converted to OpenVINO's format, which later starts load. If it is empty, "
-            "nothing is kept, and each replica converts the model itself.",
+            "Directory for models that were converted to OpenVINO's format or compiled, which later starts load. If it "
+            "is empty, nothing is kept, and each replica converts or compiles the model itself.",
             default="`$XDG_CACHE_HOME/trio_pool_serve`, or `~/.cache/trio_pool_serve`",
         ),
     ] = None

@@ -254,18 +254,20 @@ class LocalDevice(Device):
                 if self._ticks[limit] > TICKS:  # the first tick may have come right after the launch
                     limit.cancel(reason="the batch takes too long")
 
-    async def improve(self) -> None:
-        """Prepare what makes the runner faster, and change over to it between batches. Failures are logged.
+    async def improve(self) -> bool:
+        """Prepare what makes the runner faster, and change over to it between batches; return whether all of it is.
 
-        Cancellation: at once; a call that has begun is left to its thread.
+        Failures are logged. Cancellation: at once; a call that has begun is left to its thread.
         """
-        for prepare in self.facts.improvements:
-            try:
+        try:
+            for prepare in self.facts.improvements:
                 for step in await self.offload.run("load", prepare):
                     async with self._turns["launch"]:
                         await self._in_thread("launch", step)
-            except Exception as error:
-                logger.warning("the model is not computed faster: %s", next(iter(str(error).splitlines()), repr(error)))
+        except Exception as error:
+            logger.warning("the model is not computed faster: %s", next(iter(str(error).splitlines()), repr(error)))
+            return False
+        return bool(self.facts.improvements)
 
     async def _return_memory(self) -> None:
         """Return freed memory between two batches, so that no batch waits for the heap."""

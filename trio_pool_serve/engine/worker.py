@@ -33,6 +33,8 @@ class Worker(Devices):
     device: LocalDevice | None = field(default=None, init=False)
     """``None`` while loading, and once the model was freed."""
     memory: ModelMemory = field(init=False, factory=ModelMemory)
+    improved: trio.Event = field(init=False, factory=trio.Event)
+    """Set once it computes as fast as it will, whether or not it was compiled."""
 
     def __attrs_post_init__(self) -> None:
         self.metrics.add_gauges(self.memory.gauges)
@@ -54,7 +56,9 @@ class Worker(Devices):
                 for _ in range(device.most_launches):
                     nursery.start_soon(self.dispatcher.pull, nursery)
                 self.dispatcher.add(device)
-                nursery.start_soon(device.improve)
+                if await device.improve():
+                    self._facts = evolve(device.facts, computation=(*device.facts.computation, "compiled"))
+                self.improved.set()
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):
                 raise cause from cause.__cause__

@@ -25,7 +25,7 @@ from trio_pool_serve.runner.forward_pass import Compute
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 from trio_pool_serve.telemetry.start_display import report_items
-from trio_pool_serve.types import Improvement, RenderedPrompt
+from trio_pool_serve.types import RenderedPrompt, Steps
 
 Capture: TypeAlias = Callable[[int], str]
 """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
@@ -42,7 +42,7 @@ class Computation:
     pads: bool = True
     about: tuple[str, ...] = ()
     capture: Capture | None = None
-    fuse: Improvement | None = None
+    fuse: Callable[[], Steps] | None = None
 
 
 def refuse_impossible(config: ModelConfig, params: LoadingParams) -> None:
@@ -85,9 +85,7 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Loading
     )
 
 
-def change_over(
-    twin: Backbone, packed: PackedBackbone, graphs: GraphedBackbone | None, params: LoadingParams
-) -> list[Callable[[], None]]:
+def change_over(twin: Backbone, packed: PackedBackbone, graphs: GraphedBackbone | None, params: LoadingParams) -> Steps:
     """Compile, and return the steps after which plain rows are computed so. Blocks, and raises errors, as ``fuse``.
 
     The last step raises ``CannotPackError`` if the graphs' output differs; then nothing is fused and none are left.

@@ -4,7 +4,7 @@ import logging
 import resource
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, tw
 from trio_pool_serve.runner.loaded_model import LoadingParams
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, installed_versions, written
-from trio_pool_serve.types import Improvement
+from trio_pool_serve.types import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class CompiledCode:
     folder: AnyModelFolder
     config: ModelConfig
     params: LoadingParams
-    fuse: Improvement
+    fuse: Callable[[], Steps]
 
-    def __call__(self) -> Sequence[Callable[[], None]]:
+    def __call__(self) -> Steps:
         """Return the steps of ``fuse``, after another process has compiled the model if the cache has no code for it.
 
         Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process
