@@ -1,9 +1,14 @@
-"""Writes docs/gpu-launches.md from docs/gpu_launches.json, which ``python -m tests.simgpu.launch_counts`` writes."""
+"""Writes docs/gpu-launches.md from the records of two programs.
+
+docs/gpu_launches.json is written by ``python -m tests.simgpu.launch_counts``, docs/compiled_blocks.json by
+``python -m tests.runner.fused_kernels``.
+"""
 
 import json
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "gpu_launches.json"
+BLOCKS = Path(__file__).parent / "compiled_blocks.json"
 TARGET = Path(__file__).parent / "gpu-launches.md"
 
 HEAD = """# What a batch asks of a GPU, by kind of model
@@ -21,6 +26,17 @@ packed, the table shows the numbers of a padded batch.
 
 | kind of model | way | launches | bytes to GPU | bytes to host | blocking copies | synchronisations | peak ÷ budget |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+COMPILED = """
+## Kernels of compiled blocks
+Written by `python -m tests.runner.fused_kernels`: the kernels of the two blocks of such tiny models, without padding,
+as torch launches them one by one and as its compiler writes them ([compiled blocks](processes.md#compiled-blocks)).
+The code was compiled for a CPU; for a GPU there may be more or fewer. No family's code breaks in two, as it would where
+the host reads a number from the device.
+
+| family | one by one | compiled |
+| --- | ---: | ---: |
 """
 
 
@@ -41,7 +57,9 @@ def gpu_launches_page() -> str:
                 share,
             ]
             lines.append(f"| {' | '.join(cells)} |\n")
-    return HEAD + "".join(lines)
+    blocks = json.loads(BLOCKS.read_text()).items()
+    compiled = [f"| {family} | {counts['eager']} | {counts['compiled']} |\n" for family, counts in blocks]
+    return "".join((HEAD, *lines, COMPILED, *compiled))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Compiled blocks give what the model gives, for rows of any lengths, without compiling again or waiting."""
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,11 @@ from torch._dynamo.utils import counters
 
 from tests.models.lora_adapters import vectors_by_peft, write_lora
 from tests.models.model_families import TEXTS, ServedModel, largest_difference, write_family
+from tests.runner.fused_kernels import RECORD, compiled_kernels, fused
 from tests.runner.test_graphs import SHAPES, FakeGraphBackend
 from tests.runner.test_varlen import PACKED, packed_backbone
-from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
+from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, twin_of
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
-from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.padded_or_packed import change_over
 from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, TokenEmbed
@@ -36,15 +37,6 @@ def _as_in_a_new_process() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def fused(served: ServedModel, files: Path) -> PackedBackbone:
-    """Return the packed backbone with its compiled twin, as the server makes them."""
-    runner = served.runner
-    twin, packed = twin_of(runner.loaded.backbone), packed_backbone(served)
-    with compiler_files_in(files):
-        packed.fused = fuse(twin, runner.loaded.backbone, runner.params)
-    return packed
-
-
 @pytest.mark.parametrize("name", PACKED)
 async def test_every_family_agrees_and_nothing_in_it_waits_for_the_device(tmp_path: Path, name: str):
     """What reads a number from the device, or branches by it, breaks the compiler's graph in two."""
@@ -54,6 +46,7 @@ async def test_every_family_agrees_and_nothing_in_it_waits_for_the_device(tmp_pa
     expected = await served.values(texts, *wanted)
     served.runner = evolve(served.runner, compute=fused(served, tmp_path))
     assert not counters["graph_break"]
+    assert compiled_kernels(served.runner.compute) <= json.loads(RECORD.read_text())[name]["compiled"]
     torch.compiler.set_stance("fail_on_recompile")
     together = await served.values(texts, *wanted)
     alone = [(await served.values([text], *wanted))[0] for text in texts]

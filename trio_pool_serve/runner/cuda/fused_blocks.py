@@ -56,8 +56,8 @@ def fuse(twin: Backbone, oracle: Backbone, params: LoadingParams) -> PackedBackb
         with dynamo_config.patch(recompile_limit=MAX_VARIANTS), inductor_config.patch(OPTIONS):
             packed = pack_backbone(twin, params, oracle)
         torch.compiler.set_stance("fail_on_recompile")
-        buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
         with torch.inference_mode():
+            buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
             packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
     finally:
         torch.compiler.set_stance("eager_on_recompile")
