@@ -74,6 +74,7 @@ SCRIPTS = (
     Script("scaling_constants", {"rounds": 1, "repeats": 2, "seconds": 0.5, "links": 10}),
     Script("launch_time", {"rounds": 1, "repeats": 5}),
     Script("request_walk"),
+    Script("wake_ups"),
     Script("request_profile"),
     Script("gpu"),
     Script("first_answer", {"rounds": 1}),

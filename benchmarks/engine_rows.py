@@ -26,6 +26,7 @@ from benchmarks.report import RESULTS, Numbers, Report, open_steps, print_table
 from benchmarks.rounds import Rounds
 from benchmarks.servers import ROOT
 from trio_pool_serve.engine.remote.device_server import DeviceServer
+from trio_pool_serve.processes.allocator import freeze_objects
 from trio_pool_serve.telemetry.metrics import Metrics
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, CopiedBatch, RunnerFacts
@@ -133,6 +134,7 @@ async def _line_of(stream: trio.abc.ReceiveStream) -> str:
 
 def main(settings: Settings = Settings()) -> None:
     """Measure the cost of a row by the number of rows of a request."""
+    freeze_objects()  # as a server's processes do
     report = Report("engine_rows", settings)
     rounds: Rounds[int] = Rounds()
     with open_steps("rows", settings.rounds) as step:

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from tests.engine.engines import linked_engine
 from trio_pool_serve.engine.remote.connectors import unix_connector
+from trio_pool_serve.processes.allocator import freeze_objects
 from trio_pool_serve.types import Embed, PoolingRequest, RenderedPrompt
 
 CLIENTS = 4
@@ -72,6 +73,7 @@ async def send(settings: Settings) -> None:
 
 def send_rows(settings: Settings) -> None:
     """Send rows to an engine process."""
+    freeze_objects()  # as a server's processes do
     trio.run(send, settings)
 
 
