@@ -3,8 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -21,6 +20,7 @@ from trio_pool_serve.errors import AdapterError, OutOfDeviceMemoryError, RunnerD
 from trio_pool_serve.processes.allocator import RETURN_EVERY_S, return_freed_memory
 from trio_pool_serve.processes.child_process import TICKS
 from trio_pool_serve.telemetry.metrics import EngineMetrics
+from trio_pool_serve.threads.dedicated_threads import acquire
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import PooledBatch, Runner
 
@@ -54,7 +54,7 @@ class LocalDevice(Device):
     """Batches whose launch in a thread of kind ``launch`` has not returned."""
     _turns: dict[ThreadKind, trio.CapacityLimiter] = field(init=False)
     """Limiters by kind of launch, of which each launch holds one: batches computed again take turns with new ones."""
-    _ticks: dict[trio.CancelScope, float] = field(init=False, factory=dict)
+    _ticks: dict[InFlightBatch, float] = field(init=False, factory=dict)
     """For how many ticks each launch and each copy has been waited for."""
 
     def __attrs_post_init__(self) -> None:
@@ -140,15 +140,19 @@ class LocalDevice(Device):
 
         def launch() -> PooledBatch | None:
             # In the thread: rows may have been withdrawn while the launch waited for its turn.
-            if not [entry for entry in batch.entries if not entry.is_abandoned]:
+            if all(entry.is_abandoned for entry in batch.entries):
                 return None
             if batch.batch.adapter is not None and not self.facts.takes_adapters:
                 raise AdapterError("The backend of this model does not support adapters. Use --backend torch.")
             return self.runner.launch(batch.batch)
 
         # Runners allow no more launches at a time; other models may leave the limiter of all threads free.
-        async with self._turns[batch.kind]:
+        turn = self._turns[batch.kind]
+        await acquire(turn, batch)
+        try:
             batch.handle = await self._attempt(partial(self._in_thread, batch.kind, launch), batch)
+        finally:
+            turn.release_on_behalf_of(batch)
         batch.forward_s = time.perf_counter() - batch.launched
 
     async def _in_thread(self, kind: ThreadKind, blocking: Callable[[], T]) -> T:
@@ -206,9 +210,9 @@ class LocalDevice(Device):
         Raises ``RunnerDeadError``.
         """
         rows = len(batch.entries)
+        self._ticks[batch] = -math.inf if batch.is_planned else 0
         try:
-            with self._limited(batch):
-                return await step()
+            return await step()
         except RunnerDeadError:  # it would be tried again, in vain
             raise
         except AdapterError as error:
@@ -222,6 +226,8 @@ class LocalDevice(Device):
         except Exception:
             logger.exception("a batch of %d rows failed", rows)
             return Fault.RAISED
+        finally:
+            del self._ticks[batch]
         # The exception is dropped by now, so that what it held can be freed.
         self.metrics.faults["out_of_memory"].inc()
         if rows > 1:  # of a single row, no smaller batch can be made
@@ -229,30 +235,17 @@ class LocalDevice(Device):
         await self._return_memory()
         return Fault.OUT_OF_MEMORY
 
-    @contextmanager
-    def _limited(self, batch: InFlightBatch) -> Iterator[None]:
-        """Raise ``RunnerDeadError`` if the block takes longer than the batch timeout, or up to a sixth more.
+    async def count_ticks(self) -> NoReturn:
+        """Raise ``RunnerDeadError`` once a launch or a copy takes longer than the batch timeout, or up to a sixth more.
 
         Time is counted in ticks: a process that was stopped has not waited. Background work has no limit.
+        Cancellation: at once.
         """
-        with trio.CancelScope() as limit:
-            self._ticks[limit] = -math.inf if batch.is_planned else 0
-            try:
-                yield
-            finally:
-                del self._ticks[limit]
-        if limit.cancelled_caught:
-            raise RunnerDeadError(f"a batch takes more than {self.config.batch_timeout_s:g} s: the device is wedged")
-
-    async def count_ticks(self) -> NoReturn:
-        """Count the time of each launch and copy, forever. Cancellation: at once."""
-        while True:
+        while max(self._ticks.values(), default=0) <= TICKS:  # the first tick may have come right after the launch
             await trio.sleep(self.config.batch_timeout_s / TICKS)
-            # ``cancel`` runs no other task, so no launch or copy enters or leaves the dictionary meanwhile.
-            for limit in self._ticks:
-                self._ticks[limit] += 1
-                if self._ticks[limit] > TICKS:  # the first tick may have come right after the launch
-                    limit.cancel(reason="the batch takes too long")
+            for batch in self._ticks:
+                self._ticks[batch] += 1
+        raise RunnerDeadError(f"a batch takes more than {self.config.batch_timeout_s:g} s: the device is wedged")
 
     async def improve(self) -> bool:
         """Prepare what makes the runner faster, and change over to it between batches; return whether all of it is.

@@ -43,11 +43,7 @@ class DedicatedThreads:
         ends.
         """
         job = object()  # the borrower; not this task, which may end before the callable
-        await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            limiter.acquire_on_behalf_of_nowait(job)  # saves a turn of the event loop
-        except trio.WouldBlock:
-            await limiter.acquire_on_behalf_of(job)
+        await acquire(limiter, job)
         finished = trio.Event()
         result: outcome.Outcome[T] | None = None
         loop = trio.lowlevel.current_trio_token()
@@ -87,6 +83,18 @@ class DedicatedThreads:
 
     def __repr__(self) -> str:
         return f"<DedicatedThreads {self.name} {len(self._idle)} idle>"
+
+
+async def acquire(limiter: trio.CapacityLimiter, borrower: object) -> None:
+    """Acquire a token for ``borrower``; at once if there is one, without a turn of the event loop.
+
+    Cancellation: at once, without a token.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    try:
+        limiter.acquire_on_behalf_of_nowait(borrower)
+    except trio.WouldBlock:
+        await limiter.acquire_on_behalf_of(borrower)
 
 
 def start_thread(name: str) -> Jobs:
