@@ -47,7 +47,7 @@ class ImageFeatures:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-class RenderedPrompt(msgspec.Struct, frozen=True, eq=False):
+class RenderedPrompt(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The model's input for one row.
 
     ``instruction_tokens`` is the number of leading tokens that belong to the instruction, for models whose pooling
@@ -203,7 +203,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     digest: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 
-class PoolingRequest(msgspec.Struct, frozen=True, eq=False):
+class PoolingRequest(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One row: the unit that the engine queues, batches and computes.
 
     ``params`` are the outputs to compute from one forward pass over the prompt, at least one. Rows with a smaller
@@ -391,7 +391,7 @@ Prepare: TypeAlias = Callable[[RunnerParams], Runner]
 once; may block for minutes. Raises ``ModelLoadError``."""
 
 
-class PoolingOutput(msgspec.Struct, frozen=True, eq=False):
+class PoolingOutput(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The ``values`` of a row in the order of its ``params``, and how long it waited and was computed, in seconds."""
 
     values: tuple[PooledValue, ...]

@@ -59,13 +59,14 @@ class QueueClass:
 
 @define(eq=False)
 class RequestGroup:
-    """The waiting rows of one request: their number, and the virtual deadline of the last one before rounding."""
+    """The waiting rows of one request: how many, and the virtual deadline of the last one before rounding."""
 
+    number: int = 0
     rows: int = 0
     virtual_deadline: int = 0
 
     def add(self, tokens: int, clock: int) -> int:
         """Count a row that arrives at its client's ``clock``; return its wait in tokens, rounded up."""
         self.rows += 1
-        self.virtual_deadline = max(self.virtual_deadline, clock) + FAIRNESS * tokens
-        return 1 << (self.virtual_deadline - clock - 1).bit_length()
+        self.virtual_deadline = deadline = max(self.virtual_deadline, clock) + FAIRNESS * tokens
+        return 1 << (deadline - clock - 1).bit_length()

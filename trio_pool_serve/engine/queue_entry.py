@@ -114,16 +114,14 @@ class Submission:
         self._outputs = [None] * len(self.requests)
 
     def _settle(self, entries: Sequence[QueueEntry]) -> None:
-        outputs: list[tuple[int, PoolingOutput]] = []
-        for entry in entries:
-            index = self.entries.pop(entry)
-            self._outputs[index] = entry.output
-            self._error = self._error or entry.error
-            if entry.output is not None:
-                outputs.append((index, entry.output))
-        if outputs and self.rows_done is not None and self._error is None:
+        indices, outputs = [self.entries.pop(entry) for entry in entries], self._outputs
+        for index, entry in zip(indices, entries, strict=True):
+            outputs[index] = entry.output
+            if entry.output is None:
+                self._error = self._error or entry.error
+        if self.rows_done is not None and self._error is None:
             try:
-                self.rows_done(outputs)
+                self.rows_done([(index, output) for index in indices if (output := outputs[index]) is not None])
             except Exception as raised:
                 self._error = raised  # not raised here: this runs in the engine, which has not failed
         if self._error is not None or not self.entries:

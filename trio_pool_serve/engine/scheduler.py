@@ -83,19 +83,23 @@ class Scheduler(BatchSource):
             return
         clients, groups, arrived = self._clients, self._groups, self._entries
         short_tokens = long_tokens = 0
+        client, group = None, RequestGroup()
         for entry in entries:
             request = entry.request
             tokens = entry.tokens = len(request.prompt.token_ids)
-            client = clients.get(request.client) or clients.setdefault(
-                request.client, WaitingClient(request.client, next(self._turns), self._virtual_time)
-            )
-            group = groups.get(request.group) or RequestGroup()
-            if request.group:  # 0 is a group of this row alone
-                groups[request.group] = group
-            wait_tokens = group.add(tokens, client.virtual_time)
-            entry.virtual_deadline = client.virtual_time + wait_tokens
+            if client is None or client.number != request.client:
+                client = clients.get(request.client) or clients.setdefault(
+                    request.client, WaitingClient(request.client, next(self._turns), self._virtual_time)
+                )
+                clock, classes = client.virtual_time, client.classes
+            if not request.group:  # a group of this row alone
+                group = RequestGroup()
+            elif group.number != request.group:
+                group = groups.get(request.group) or groups.setdefault(request.group, RequestGroup(request.group))
+            wait_tokens = group.add(tokens, clock)
+            entry.virtual_deadline = clock + wait_tokens
             key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
-            waiting = client.classes.get(key) or client.classes.setdefault(key, QueueClass(client, *key))
+            waiting = classes.get(key) or classes.setdefault(key, QueueClass(client, *key))
             arrived[entry] = waiting
             waiting.entries[entry] = None
             if tokens > SHORT_TOKENS:
@@ -267,7 +271,7 @@ class Scheduler(BatchSource):
         turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
         heapq.heapify(turns)
         while turns:
-            *_, client, rows = turns[0]
+            client, rows = turns[0][3:]
             _, index, entry, entries = rows[0]
             following = None
             if budget.try_add(entry.tokens):
@@ -280,10 +284,10 @@ class Scheduler(BatchSource):
                 heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
             else:
                 heapq.heappop(rows)
-            if rows:
-                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
-            else:
+            if not rows:
                 heapq.heappop(turns)
+            elif len(turns) > 1:  # of one client alone, all rows are in this turn
+                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
 
     def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
         """Take entries that a batch will contain out of the queue."""

@@ -133,6 +133,8 @@ class FramedStream(Generic[Message]):
         logged as a warning: the bytes after it cannot be decoded either. Cancellation: at once; within a large frame,
         the stream is unusable afterwards.
         """
+        if self._received:
+            await trio.lowlevel.checkpoint()  # thousands of messages may have arrived at once
         if not await self._has(PREFIX.size):
             return None
         header, payload = PREFIX.unpack_from(self._received)

@@ -21,7 +21,7 @@ from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.frames import Frame, ReceivedPart, received_parts, require_valid
 from trio_pool_serve.engine.remote.greeting import LinkKeys, answer_greeting
 from trio_pool_serve.engine.remote.joiner import Joiner, SentBatch
-from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link
+from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, keep_calling, run_link
 from trio_pool_serve.engine.remote.parts import NumberedOutcome, answer_frames, read_rows
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
@@ -80,8 +80,9 @@ class DeviceServer(Worker):
 
     def _note_computed(self, batch: InFlightBatch) -> None:
         self.computed_tokens += batch.batch.tokens
+        token_s = batch.device_s / batch.batch.tokens
         for entry in batch.entries:  # a share of the pass, whose time other processes' rows have taken as well
-            entry.holder.device_s += batch.device_s * entry.tokens / batch.batch.tokens
+            entry.holder.device_s += token_s * entry.tokens
 
     def __repr__(self) -> str:
         return f"<DeviceServer {self.state}, {self.joiner!r}, {len(self.connections)} API processes>"
@@ -120,8 +121,11 @@ class ApiConnection:
     async def serve(self) -> None:
         """Serve until the API process closes the connection. Cancellation: at once; its batches are withdrawn."""
         self.server.connections[self] = None
+        timeout_s = min(self.server.config.stall_timeout_s, self.timeout_s)
+        heartbeat_s = min(HEARTBEAT_S, timeout_s / HEARTBEATS_IN_TIMEOUT)
+        beat = partial(keep_calling, heartbeat_s, lambda: self.wakes.set())
         try:
-            if silence := await run_link(self.stream, self.timeout_s, "API process", self._receive, self._answer):
+            if silence := await run_link(self.stream, self.timeout_s, "API process", self._receive, self._answer, beat):
                 logger.warning("lost an API process, whose rows are withdrawn: %s", silence)
         finally:
             del self.server.connections[self]
@@ -135,7 +139,6 @@ class ApiConnection:
                 self._note_queue(queue)
             case Withdraw(ids):
                 self._withdraw(ids)
-        await trio.lowlevel.checkpoint()  # thousands of messages may have arrived at once
 
     def _withdraw(self, ids: Sequence[int]) -> None:
         for number in ids:
@@ -148,13 +151,16 @@ class ApiConnection:
         most = self.server.most_batches
         require_valid(len(self.batches) <= most, f"more than {most} unanswered batches were sent")
         require_valid(batch.arriving > 0, "a batch has the number of an unanswered batch")  # it would be queued twice
-        for part in received_parts(message.parts, payload):
+        for index, part in enumerate(received_parts(message.parts, payload)):
+            if index:
+                await trio.lowlevel.checkpoint()
             batch.arriving -= len(part.ids)
             require_valid(batch.arriving >= 0, "a batch has more rows than announced")
             self._read(part, batch)
-            await trio.lowlevel.checkpoint()
         if not batch.arriving:
             self._note_queue(facts.queue)
+            if self.server.joiner.tokens:
+                await trio.lowlevel.checkpoint()  # batches that arrived before this one may be taken first
             if batch.rows:
                 self.server.joiner.put_nowait(batch)
 
@@ -172,20 +178,21 @@ class ApiConnection:
             self._finish(batch, [(number, error) for number in part.ids])
             return
         settle, now = batch.settle, time.perf_counter()
-        for number, request in zip(part.ids, requests, strict=True):
-            entry = QueueEntry(request, settle, now, number, holder=batch, tokens=request.tokens)
-            self._waiting[number] = entry
-            batch.rows[entry] = None
+        entries = [
+            QueueEntry(request, settle, now, number, holder=batch, tokens=len(request.prompt.token_ids))
+            for number, request in zip(part.ids, requests, strict=True)
+        ]
+        self._waiting.update(zip(part.ids, entries, strict=True))
+        batch.rows |= dict.fromkeys(entries)
 
     def _settled(self, batch: SentBatch, entries: Sequence[QueueEntry]) -> None:
-        for entry in entries:
-            self._waiting.pop(entry.number, None)
+        waiting = self._waiting  # without rows that were withdrawn
         self._finish(
             batch,
             [
                 (entry.number, outcome)
                 for entry in entries
-                if not entry.is_abandoned and (outcome := entry.output or entry.error)
+                if waiting.pop(entry.number, None) is not None and (outcome := entry.output or entry.error)
             ],
         )
 
@@ -220,8 +227,6 @@ class ApiConnection:
         If an engine process is silent, its event loop does not run, and the API process sends rows elsewhere.
         """
         server = self.server
-        timeout_s = min(server.config.stall_timeout_s, self.timeout_s)
-        heartbeat_s = min(HEARTBEAT_S, timeout_s / HEARTBEATS_IN_TIMEOUT)
         await self.stream.send(
             Hello.of(
                 server.facts,
@@ -234,8 +239,7 @@ class ApiConnection:
         while True:
             if server.is_leaving:  # repeated with each message; the API process heeds the first
                 await self.stream.send(Leaving())
-            with trio.move_on_after(heartbeat_s):
-                await self.wakes.wait()
+            await self.wakes.wait()
             self.wakes = trio.Event()
             outcomes, done, self._outcomes, self._done = self._outcomes, self._done, [], []
             frames = [*answer_frames(outcomes)] or [Frame()]

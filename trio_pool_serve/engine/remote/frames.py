@@ -216,7 +216,8 @@ class ReceivedPart:
         return msgspec.convert(fields, kind, dec_hook=self._next_array)
 
     def _next_array(self, _: object, fields: Any) -> Array:
-        kind, shape = msgspec.convert(fields, tuple[str, tuple[int, ...]])
+        header = msgspec.convert(fields, ArrayHeader)
+        kind, shape = header.kind, header.shape
         require_valid(
             max(len(kind), len(shape)) <= MAX_DIMENSIONS,
             f"an array of {len(shape)} dimensions, or of a type with {len(kind)} characters",

@@ -8,10 +8,9 @@ budget and the padding that ``BatchBudget`` allows. Nothing waits for more rows 
 A planned batch is computed when the dispatcher asks for one, and a suspect batch alone; neither is joined or split.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
-from itertools import chain
+from itertools import chain, takewhile
 
 from attrs import Factory, define, field
 
@@ -29,7 +28,7 @@ class SentBatch:
     facts: BatchFacts
     settled: Callable[["SentBatch", Sequence[QueueEntry]], None]
     """Called with entries that are finished, have failed or are withdrawn."""
-    rows: OrderedDict[QueueEntry, None] = field(init=False, factory=OrderedDict)
+    rows: dict[QueueEntry, None] = field(init=False, factory=dict)
     """The waiting rows."""
     arriving: int = field(init=False, default=Factory(lambda self: self.facts.rows, takes_self=True))
     """Number of rows that have not arrived yet."""
@@ -55,7 +54,7 @@ class SentBatch:
     @property
     def tokens(self) -> int:
         """Tokens of the waiting rows."""
-        return sum(entry.tokens for entry in self.rows)
+        return sum([entry.tokens for entry in self.rows])
 
 
 @define(eq=False)
@@ -122,21 +121,22 @@ class Joiner(BatchSource):
 def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntry]:
     """Take rows of batches sorted by rank: one of each, then by rank and by tokens taken per client."""
     budget, taken = limits.budget(), list[QueueEntry]()
+    rows = [iter(batch.rows) for batch in batches]
     # Whether a batch has had its first turn, its rank, tokens taken per client, its place. Sorted, so it is a heap.
-    turns = [(False, batch.facts.rank, 0.0, place) for place, batch in enumerate(batches)]
+    turns = [(False, batch.facts.rank, 0.0, place, next(rows[place])) for place, batch in enumerate(batches)]
     while len(turns) > 1:
-        _, rank, tokens, place = turns[0]
-        batch = batches[place]
-        if not budget.try_add(batch.first.tokens):
+        _, rank, tokens, place, entry = turns[0]
+        if not budget.try_add(entry.tokens):
             heappop(turns)
             continue
-        entry, _ = batch.rows.popitem(last=False)
         taken.append(entry)
-        if batch.rows:
-            heapreplace(turns, (True, rank, tokens + entry.tokens / batch.facts.queue.clients, place))
+        if (following := next(rows[place], None)) is not None:
+            tokens += entry.tokens / batches[place].facts.queue.clients
+            heapreplace(turns, (True, rank, tokens, place, following))
         else:
             heappop(turns)
-    last = batches[turns[0][-1]]
-    while last.rows and budget.try_add(last.first.tokens):
-        taken.append(last.rows.popitem(last=False)[0])
+    *_, place, entry = turns[0]
+    taken += takewhile(lambda entry: budget.try_add(entry.tokens), chain([entry], rows[place]))
+    for entry in taken:
+        del entry.holder.rows[entry]
     return taken

@@ -61,6 +61,13 @@ async def run_link(
     return refusal
 
 
+async def keep_calling(period_s: float, wake: Callable[[], object]) -> NoReturn:
+    """Call ``wake`` once per period, so that a task sends a heartbeat. Cancellation: at once."""
+    while True:
+        await trio.sleep(period_s)
+        wake()
+
+
 async def wait_silent(stream: FramedStream[Any], timeout_s: float) -> NoReturn:
     """Raise ``LinkRefusedError`` if nothing was received, or nothing could be sent, for ``timeout_s`` seconds.
 

@@ -1,7 +1,9 @@
 """Rows and their outcomes as parts of frames: ``PoolingRequest``s to an engine process, outputs and errors back."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -54,13 +56,19 @@ def _alike(rows: Sequence[NumberedRow]) -> Iterator[list[NumberedRow]]:
     encoded = {key: _encoded(each) for key, each in params.items()}
     """Params are compared by these bytes: their own comparison may do anything."""
 
-    def in_common(row: NumberedRow) -> tuple[Any, ...]:
-        number, request = row
-        prompt, of_params = request.prompt, encoded[id(request.params)]
-        alone = number if of_params is None or _lone(prompt) is not None else None
-        return of_params, request.adapter, prompt.route, prompt.type_ids is None, prompt.kept is None, alone
-
-    return ([*alike] for _, alike in itertools.groupby(rows, in_common))
+    in_common = [
+        (
+            encoded[id(request.params)] or number,
+            request.adapter,
+            (prompt := request.prompt).route,
+            prompt.type_ids is None,
+            prompt.kept is None,
+            None if prompt.embeds is None and prompt.images is None and prompt.chunks is None else number,
+        )
+        for number, request in rows
+    ]
+    by_common = itertools.groupby(zip(in_common, rows, strict=True), itemgetter(0))
+    return ([row for _, row in alike] for _, alike in by_common)
 
 
 def _encoded(params: Sequence[PoolingParams]) -> bytes | None:
@@ -237,7 +245,7 @@ def _values_of(column: Sequence[Any]) -> Values:
             of_rows([value.indices for value in column], INT32, lengths),
         )
     lengths = [*map(len, column)]
-    require_one_part(len(column), FLOAT32.itemsize * sum([value.size for value in column]))
+    require_one_part(len(column), FLOAT32.itemsize * sum(lengths) * math.prod(column[0].shape[1:]))
     return Values(lengths, concatenated(column, FLOAT32))
 
 

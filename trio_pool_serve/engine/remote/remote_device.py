@@ -16,7 +16,13 @@ from trio_pool_serve.engine.engine import ModelQueue
 from trio_pool_serve.engine.queue_entry import QueueEntry
 from trio_pool_serve.engine.remote.connectors import FAILURES_TO_CONNECT, Connector
 from trio_pool_serve.engine.remote.frames import ReceivedPart, received_parts
-from trio_pool_serve.engine.remote.link import HEARTBEATS_IN_TIMEOUT, LinkRefusedError, run_link, wait_silent
+from trio_pool_serve.engine.remote.link import (
+    HEARTBEATS_IN_TIMEOUT,
+    LinkRefusedError,
+    keep_calling,
+    run_link,
+    wait_silent,
+)
 from trio_pool_serve.engine.remote.parts import read_answers, row_frames
 from trio_pool_serve.engine.remote.wire import (
     CREDITS,
@@ -184,6 +190,8 @@ class RemoteDevice(Device):
             case Hello():
                 self._begin(message)
                 nursery.start_soon(self._send)
+                heartbeat_s = min(self.connector.timeout_s, self.silence_timeout_s) / HEARTBEATS_IN_TIMEOUT
+                nursery.start_soon(keep_calling, heartbeat_s, lambda: self._has_work.set())
                 # Not before: while it loads its model, a process may send nothing for minutes.
                 nursery.start_soon(wait_silent, self._stream, self.silence_timeout_s)
             case Answers() if self.hello is not None:
@@ -225,10 +233,8 @@ class RemoteDevice(Device):
 
         A batch that is being sent counts as sent: if the connection ends, the device server may have computed it.
         """
-        heartbeat_s = min(self.connector.timeout_s, self.silence_timeout_s) / HEARTBEATS_IN_TIMEOUT
         while True:
-            with trio.move_on_after(heartbeat_s):
-                await self._has_work.wait()
+            await self._has_work.wait()
             self._has_work = trio.Event()
             if not self._unsent:  # a batch comes with the state of the queue
                 await self._stream.send(Heartbeat(self._queue_state()))
@@ -325,8 +331,12 @@ class RemoteDevice(Device):
         forward_s, copy_s = outputs.forward_s, outputs.copy_s
         # The clocks of two machines differ: the time of the launch follows from the arrival of the answer.
         launched = self._answered_at - forward_s - copy_s
+        waiting, least_s = self._waiting, outputs.queue_s
         for number, values in zip(part.ids, rows, strict=True):
-            if (entry := self._waiting.pop(number, None)) and len(values) != len(entry.request.params):
+            if (entry := waiting.pop(number, None)) is None:
+                continue
+            if len(values) != len(entry.request.params):
                 entry.fail(UnsendableError("The engine process sent other outputs than requested."))
-            elif entry:
-                yield entry, PoolingOutput(values, max(outputs.queue_s, launched - entry.queued_at), forward_s, copy_s)
+                continue
+            queue_s = launched - entry.queued_at
+            yield entry, PoolingOutput(values, queue_s if queue_s > least_s else least_s, forward_s, copy_s)
