@@ -52,6 +52,14 @@ class BatchBudget:
         self.longest = longest
         return True
 
+    def try_add_all(self, tokens: int, rows: int) -> bool:
+        """Add ``rows`` rows of ``tokens`` in all if they fit whatever their lengths are; return whether they do."""
+        if self.pads or self.tokens + tokens > self.max_tokens:
+            return False
+        self.rows += rows
+        self.tokens += tokens
+        return True
+
 
 @frozen
 class BatchLimits:

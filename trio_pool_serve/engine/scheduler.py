@@ -83,7 +83,7 @@ class Scheduler(BatchSource):
             return
         clients, groups, arrived = self._clients, self._groups, self._entries
         short_tokens = long_tokens = 0
-        client, group = None, RequestGroup()
+        client, group, last = None, RequestGroup(), None
         for entry in entries:
             request = entry.request
             tokens = entry.tokens = len(request.prompt.token_ids)
@@ -98,8 +98,10 @@ class Scheduler(BatchSource):
                 group = groups.get(request.group) or groups.setdefault(request.group, RequestGroup(request.group))
             wait_tokens = group.add(tokens, clock)
             entry.virtual_deadline = clock + wait_tokens
-            key = request.rank, request.priority, length_class(tokens), wait_tokens, entry.key
-            waiting = classes.get(key) or classes.setdefault(key, QueueClass(client, *key))
+            kind = client, request.rank, request.priority, tokens, wait_tokens, entry.key
+            if kind != last:  # most rows of a large request follow one of their kind
+                last, key = kind, (request.rank, request.priority, length_class(tokens), wait_tokens, entry.key)
+                waiting = classes.get(key) or classes.setdefault(key, QueueClass(client, *key))
             arrived[entry] = waiting
             waiting.entries[entry] = None
             if tokens > SHORT_TOKENS:
@@ -201,10 +203,10 @@ class Scheduler(BatchSource):
             row_class = work_class(len(first.token_ids), has_images=first.images is not None)
             seconds = self.rates.seconds_of(row_class, sum([entry.tokens for entry in entries]))
         done_at = trio.current_time() + seconds
-        for entry in entries:
-            if entry.request.deadline < done_at:
-                entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
-        return [entry for entry in entries if not entry.is_settled]
+        late = [entry for entry in entries if entry.request.deadline < done_at]
+        for entry in late:
+            entry.fail(DeadlineExceededError("The deadline would pass before this input is computed."))
+        return [entry for entry in entries if entry.error is None] if late else entries
 
     def _classes_in_turn(self, *, leaves_long: bool) -> list[QueueClass]:
         """Return the queue classes of the clients next in turn; with ``leaves_long`` only those of short rows."""
@@ -271,23 +273,22 @@ class Scheduler(BatchSource):
         turns = [(client.virtual_time, *rows[0][:2], client, rows) for client, rows in rows_of.items()]
         heapq.heapify(turns)
         while turns:
-            client, rows = turns[0][3:]
-            _, index, entry, entries = rows[0]
-            following = None
-            if budget.try_add(entry.tokens):
-                taken.append(entry)
-                client.virtual_time += entry.tokens
-                following = next(entries, None)
-            elif budget.is_full:
-                return
-            if following is not None:
-                heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
-            else:
-                heapq.heappop(rows)
-            if not rows:
-                heapq.heappop(turns)
-            elif len(turns) > 1:  # of one client alone, all rows are in this turn
-                heapq.heapreplace(turns, (client.virtual_time, *rows[0][:2], client, rows))
+            *_, client, rows = heapq.heappop(turns)
+            while rows:
+                _, index, entry, entries = rows[0]
+                following = None
+                if budget.try_add(entry.tokens):
+                    taken.append(entry)
+                    client.virtual_time += entry.tokens
+                    following = next(entries, None)
+                elif budget.is_full:
+                    return
+                if following is not None:
+                    heapq.heapreplace(rows, (following.virtual_deadline, index, following, entries))
+                else:
+                    heapq.heappop(rows)
+                if turns and rows:  # of one client alone, all rows are in one turn
+                    *_, client, rows = heapq.heappushpop(turns, (client.virtual_time, *rows[0][:2], client, rows))
 
     def _note_taken(self, entries: Sequence[QueueEntry]) -> None:
         """Take entries that a batch will contain out of the queue."""

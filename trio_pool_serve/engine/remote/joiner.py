@@ -136,7 +136,10 @@ def _joined(batches: Sequence[SentBatch], limits: BatchLimits) -> list[QueueEntr
         else:
             heappop(turns)
     *_, place, entry = turns[0]
-    taken += takewhile(lambda entry: budget.try_add(entry.tokens), chain([entry], rows[place]))
+    waiting = [entry, *rows[place]]
+    if not budget.try_add_all(sum([entry.tokens for entry in waiting]), len(waiting)):
+        waiting = [*takewhile(lambda entry: budget.try_add(entry.tokens), waiting)]
+    taken += waiting
     for entry in taken:
         del entry.holder.rows[entry]
     return taken

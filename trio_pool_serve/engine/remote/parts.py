@@ -224,7 +224,9 @@ def _content_of(outcomes: Sequence[Any]) -> Outputs:
     if isinstance(outcomes[0], Exception):
         (error,) = outcomes
         return _failure_of(error)
-    ((queue_s, forward_s, copy_s),) = {(output.queue_s, output.forward_s, output.copy_s) for output in outcomes}
+    queue_s, forward_s, copy_s = outcomes[0].queue_s, outcomes[0].forward_s, outcomes[0].copy_s
+    others = [o for o in outcomes if o.queue_s != queue_s or o.forward_s != forward_s or o.copy_s != copy_s]
+    require_valid(not others, "outputs of several batches")
     columns = zip(*[output.values for output in outcomes], strict=True)
     return Outputs(queue_s, forward_s, copy_s, [_values_of(column) for column in columns])
 
