@@ -112,11 +112,22 @@ def add_markdown(text: str) -> None:
 
 def write_json(folder: Path, name: str, document: dict[str, Any]) -> None:
     """Write ``document`` to ``folder/name.json``, and the tables printed before to ``folder/name.md``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=2, default=str) + "\n")
-    (folder / f"{name}.md").write_text("\n\n".join([*_tables, _provenance(document)]) + "\n")
+    write_document(folder, name, document, _tables)
     _tables.clear()
     console.print(f"written: {name}.json, {name}.md", highlight=False)
+
+
+def write_document(folder: Path, name: str, document: dict[str, Any], texts: Sequence[str]) -> None:
+    """Write ``document`` to ``folder/name.json`` and ``texts`` to ``folder/name.md``, each as a whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {
+        f"{name}.json": json.dumps(document, indent=2, default=str),
+        f"{name}.md": "\n\n".join([*texts, _provenance(document)]),
+    }
+    for file, text in written.items():
+        temporary = folder / f".{file}"
+        temporary.write_text(f"{text}\n")
+        temporary.replace(folder / file)
 
 
 def _provenance(document: dict[str, Any]) -> str:
@@ -135,10 +146,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
-    markdown = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    markdown = markdown_table(columns, rows)
     print(markdown)
     _tables.append(f"**{title}**\n\n{markdown}")
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, its first column aligned to the left and the others to the right."""
+    lines = [columns, ["---", *("---:" for _ in columns[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def open_figure(panels: int) -> tuple[Figure, Sequence[Axes]]:

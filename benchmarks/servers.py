@@ -1,11 +1,12 @@
 """Real server processes, started and stopped."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import IO
@@ -50,25 +51,37 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def open_process(name: str, command: Sequence[str], port: int, *, cwd: Path = ROOT) -> AsyncIterator[Server]:
+async def open_process(
+    name: str, command: Sequence[str], port: int, *, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
     """Run a server process for as long as the block, inside which it may not listen yet.
+
+    ``environment`` are variables beside those of this process.
 
     Leaving the block sends SIGTERM and waits. If the process ends before, ``ServerFailedError`` cancels the
     block and is raised, within an ``ExceptionGroup``.
     """
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(_run, name, command, cwd)
+        process = await nursery.start(_run, name, command, cwd, {**os.environ, **(environment or {})})
         yield Server(name, port, process.pid)
         nursery.cancel_scope.cancel(reason="the block is left")
 
 
-async def _run(name: str, command: Sequence[str], cwd: Path, *, task_status: trio.TaskStatus[trio.Process]) -> None:
+async def _run(
+    name: str,
+    command: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    *,
+    task_status: trio.TaskStatus[trio.Process],
+) -> None:
     with tempfile.TemporaryFile() as log:
         await trio.run_process(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=cwd,
+            env=environment,
             check=False,
             deliver_cancel=_terminate,
             task_status=task_status,
@@ -106,11 +119,15 @@ async def _is_ok(client: httpx.AsyncClient, url: str) -> bool:
 async def open_server(name: str, module: Sequence[str], *, ready_path: str) -> AsyncIterator[Server]:
     """Run ``python -m MODULE… --port N``; it is ready inside the block. Raises ``TooSlowError`` if it never is."""
     port = free_port()
-    command = [sys.executable, "-m", *module, "--port", str(port)]
-    async with open_process(name, command, port) as server:
+    async with open_process(name, module_command(module, port), port) as server:
         with trio.fail_after(READY_TIMEOUT_S):
             await wait_for_ok(server.url + ready_path)
         yield server
+
+
+def module_command(module: Sequence[str], port: int) -> list[str]:
+    """Return the command of ``python -m MODULE… --port N``."""
+    return [sys.executable, "-m", *module, "--port", str(port)]
 
 
 def open_ours(*more: str) -> AbstractAsyncContextManager[Server]:

@@ -41,7 +41,7 @@ def known(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants whose flags our command has; report which are left out, and why."""
     kept = []
     for variant in variants:
-        reason = _refusal(variant)
+        reason = refusal_of(variant.flags)
         if reason is None:
             kept.append(variant)
         else:
@@ -54,9 +54,10 @@ def say_not_measured(name: str, reason: str) -> None:
     console.print(f"NOT MEASURED: {name}: {reason}", style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _refusal(variant: Variant) -> str | None:
+def refusal_of(flags: Sequence[str]) -> str | None:
+    """Return why our command refuses flags; ``None`` if it accepts them."""
     try:
-        read_config([MODEL_PATH, *variant.flags])
+        read_config([MODEL_PATH, *flags])
     except (CycloptsError, ValueError) as error:
         return " ".join(str(error).split())
     return None

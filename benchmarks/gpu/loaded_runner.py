@@ -6,13 +6,16 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from benchmarks.bert_shapes import MAX_TOKENS, parameters_of
 from benchmarks.gpu.settings import Settings
 from trio_pool_serve.cli import read_config
 from trio_pool_serve.config import Config
+from trio_pool_serve.config.computing_config import GPU_BATCH_TOKENS
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.models.loading.torch_loading import load_unfitted
-from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
+from trio_pool_serve.runner.cuda.graphs import GraphedBackbone, shapes_to_capture
+from trio_pool_serve.runner.cuda.packed_inputs import PackedShape
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Runner, RunnerParams
@@ -27,6 +30,16 @@ def without_graphs(runner: TransformerRunner) -> TransformerRunner:
     """Return a runner that is not fitted yet without its CUDA graphs."""
     compute = runner.compute.packed if isinstance(runner.compute, GraphedBackbone) else runner.compute
     return evolve(runner, compute=compute, capture=None)
+
+
+def graph_shapes(folder: Path, settings: Settings) -> list[PackedShape]:
+    """Return the shapes of the CUDA graphs that a server captures for a model of ``bert_shapes``."""
+    config = read_config(runner_arguments(folder, settings))
+    return shapes_to_capture(
+        parameters=parameters_of(folder),
+        max_tokens=MAX_TOKENS,
+        max_batch_tokens=config.scheduling.wanted_batch_tokens or GPU_BATCH_TOKENS,
+    )
 
 
 @frozen(eq=False, kw_only=True)

@@ -16,10 +16,6 @@ Verdict: TypeAlias = Literal["reached", "not reached", "measured", "not measured
 """measured: there is no bar."""
 
 
-TRIAL_FACTOR = 5
-"""How much longer a part may take on CPU, on which it computes slowly and perhaps beside others."""
-
-
 @frozen(kw_only=True)
 class Subject:
     """What the parts measure: the models' folders, and the GPU, of which there is none in a trial on CPU.
@@ -87,7 +83,7 @@ class Part:
         """Run it; whatever it raises becomes its failure. Cancellation: as the part's own, which ends its processes."""
         findings, failure = Findings(), ""
         began = trio.current_time()
-        budget_s = self.budget_s * (TRIAL_FACTOR if subject.settings.on_cpu else 1)
+        budget_s = self.budget_s * subject.settings.time_factor
         try:
             with trio.move_on_after(budget_s) as scope:
                 await self.run(subject, findings)
@@ -100,12 +96,13 @@ class Part:
 
 @frozen(kw_only=True)
 class PartReport:
-    """What came of a part."""
+    """What came of a part; of one that was not run, ``failure`` says why."""
 
     part: Part
     findings: Findings = Factory(Findings)
     failure: str = ""
     took_s: float = 0.0
+    was_run: bool = True
 
     @property
     def reason(self) -> str:

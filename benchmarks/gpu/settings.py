@@ -12,7 +12,14 @@ from cyclopts import Parameter
 from benchmarks.bert_shapes import Shape
 from benchmarks.report import RESULTS
 
-PartName: TypeAlias = Literal["tests", "ordering", "memory", "overlap", "load"]
+PartName: TypeAlias = Literal[
+    "tests", "ordering", "memory", "overlap", "load",
+    "engines-1", "against", "engines-8", "engines-4", "engines-2", "compiled", "attention", "bge-m3", "qwen3-0.6b",
+]  # fmt: skip
+"""The second line are parts of ``--quick``, as ``tests`` is."""
+
+TRIAL_FACTOR = 5
+"""How much longer everything may take on CPU, which computes slowly and perhaps beside others."""
 
 
 def share_of_cores(divisor: int, *, most: int) -> int:
@@ -28,10 +35,15 @@ class Settings:
     ``flags`` are those of the server, and replace the benchmark's own. ``load_processes`` are those that send requests;
     by default one for four cores, and at most eight. ``device cpu`` tries everything out, and needs an ``output_dir``;
     ``shape tiny`` also has fewer clients.
+
+    ``quick`` runs other parts, with loads of two seconds. It compares with ``against``, the folder of another checkout,
+    if there is one.
     """
 
     rounds: int = field(default=3, validator=gt(0))
     seconds: float = field(default=4.0, validator=gt(0))
+    quick: Annotated[bool, Parameter(negative=())] = False
+    against: Path | None = None
     shape: Shape = "base"
     device: str = "cuda"
     flags: str = ""
@@ -42,11 +54,18 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.on_cpu and self.output_dir is None:
             raise ValueError("--device cpu is a trial, whose results need an --output-dir")
+        if self.against is not None and not (self.quick and (self.against / "trio_pool_serve").is_dir()):
+            raise ValueError("--against is the folder of another checkout, for --quick")
 
     @property
     def on_cpu(self) -> bool:
         """Whether this is a trial on a machine without a GPU."""
         return self.device == "cpu"
+
+    @property
+    def time_factor(self) -> float:
+        """How much longer everything may take than on a GPU."""
+        return TRIAL_FACTOR if self.on_cpu else 1
 
     @property
     def folder(self) -> Path:

@@ -82,7 +82,7 @@ async def test_a_429_is_on_the_row_instead_of_a_value(tmp_path):
         answered = len(server.requests)
         assert await server_load._run(LOAD, job, measured, subject) is None, "it is left out from then on"
         assert len(server.requests) == answered
-    server_load._judge([LOAD], measured, findings)
+    server_load.judge([LOAD], measured, findings)
     assert findings.values[FAST] == (None, "invalid: UnexpectedAnswerError: 429")
 
 
@@ -91,7 +91,7 @@ def test_a_row_says_its_rate_and_whether_the_load_processes_were_saturated():
     busy = attrs.evolve(PART, cpu_s=2.0)
     measured.results[FAST] = [GeneratedLoad.merge([part]) for part in (PART, busy, PART)]
     measured.busy[FAST] = [80.0, 90.0]
-    server_load._judge([LOAD], measured, findings)
+    server_load.judge([LOAD], measured, findings)
     assert findings.values[FAST] == (5.0 * 30, "published: more; the load processes were saturated")
     (table,) = findings.texts
     assert "| 10 tokens × 3, 2 clients | 5 | 150 | 100.0 | 300.0 | 85 % | 100% of a core |" in table

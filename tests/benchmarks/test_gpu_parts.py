@@ -85,7 +85,7 @@ async def test_the_page_has_every_row_of_every_part(subject, autojump_clock):
     assert document["parts"][0]["seen"] == [1, 2]
     assert document["parts"][1]["rows"][1]["verdict"] == "not measured"
     on_gpu = attrs.evolve(subject, settings=Settings(output_dir=subject.settings.output_dir))
-    write_page([], on_gpu, MACHINE)
+    write_page(reports, on_gpu, MACHINE)
     assert TRIAL not in (subject.settings.folder / "gpu.md").read_text()
 
 
