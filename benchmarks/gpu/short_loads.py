@@ -4,6 +4,7 @@ Servers that are compared are ready at the same time and loaded in turns.
 """
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -58,7 +59,7 @@ ALONE = attrs.evolve(server_load.ALONE, aim=attrs.evolve(server_load.ADDED, at_m
 
 @frozen(kw_only=True)
 class Contender:
-    """A server that is loaded, with flags beside the benchmark's own."""
+    """A server that is loaded. Its flags replace the benchmark's own."""
 
     name: str
     flags: tuple[str, ...] = ()
@@ -82,11 +83,11 @@ class Contender:
 
     def command(self, model: Path, subject: Subject, port: int) -> list[str]:
         """Return the command that serves a model."""
-        flags = [*subject.settings.server_flags(), *self.flags]
+        settings, flags = subject.settings, [*self.flags]
         if self.engines:
-            on_cpu = subject.settings.on_cpu
-            flags += ["--replicas", str(min(self.engines, 2)) if on_cpu else f"{self.engines}/gpu"]
-        return module_command(["trio_pool_serve", "serve", str(model), *flags], port)
+            flags += ["--replicas", str(min(self.engines, 2)) if settings.on_cpu else f"{self.engines}/gpu"]
+        settings = attrs.evolve(settings, flags=f"{settings.flags} {shlex.join(flags)}")
+        return module_command(["trio_pool_serve", "serve", str(model), *settings.server_flags()], port)
 
 
 @frozen(kw_only=True)
