@@ -52,17 +52,23 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def open_process(
-    name: str, command: Sequence[str], port: int, *, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+    name: str,
+    command: Sequence[str],
+    port: int,
+    *,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> AsyncIterator[Server]:
     """Run a server process for as long as the block, inside which it may not listen yet.
 
-    ``environment`` are variables beside those of this process.
+    ``environment`` are variables beside those of this process; ``log`` is the file for what it prints.
 
     Leaving the block sends SIGTERM and waits. If the process ends before, ``ServerFailedError`` cancels the
     block and is raised, within an ``ExceptionGroup``.
     """
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(_run, name, command, cwd, {**os.environ, **(environment or {})})
+        process = await nursery.start(_run, name, command, cwd, {**os.environ, **(environment or {})}, log)
         yield Server(name, port, process.pid)
         nursery.cancel_scope.cancel(reason="the block is left")
 
@@ -72,10 +78,11 @@ async def _run(
     command: Sequence[str],
     cwd: Path,
     environment: Mapping[str, str],
+    path: Path | None,
     *,
     task_status: trio.TaskStatus[trio.Process],
 ) -> None:
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() if path is None else path.open("w+b") as log:
         await trio.run_process(
             command,
             stdout=log,

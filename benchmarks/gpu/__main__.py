@@ -42,7 +42,7 @@ async def write_models(subject: Subject, findings: Findings) -> None:
     await trio.to_thread.run_sync(write_splade, subject.splade, shape)
 
 
-MODELS = Part(name="models", budget_s=15, run=write_models)
+MODELS = Part(name="models", budget_s=10, run=write_models)
 
 PARTS = (
     Part(name="tests", budget_s=110, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
@@ -64,13 +64,20 @@ PARTS = (
 """Together with ``MODELS`` less than eight minutes."""
 
 
-QUICK_PARTS = (
-    Part(name="tests", budget_s=70, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
-    *short_loads.PARTS,
-    attention.PART,
-    *short_loads.LARGER_PARTS,
-)
-"""The most important first. With ``MODELS`` less than ``QUICK_S``; with ``against``, the last ones may be left out."""
+def quick_parts(*, against: bool) -> list[Part]:
+    """Return the quick parts, the most important first; ``against``: with a server of another checkout.
+
+    Together with ``MODELS`` they take ``QUICK_S``. With the other checkout, the last one may be left out.
+    """
+    return [
+        Part(name="tests", budget_s=60, run=cuda_tests.run, aims=(cuda_tests.FAILED,)),
+        short_loads.COMPILING,
+        short_loads.one_engine_part(against=against),
+        *short_loads.SEVERAL_ENGINES,
+        attention.PART,
+        *short_loads.LARGER_PARTS,
+    ]
+
 
 QUICK_S = 520.0
 """Limit of all quick parts together: nine minutes with what is done before and after them."""
@@ -110,10 +117,7 @@ async def run_parts(
 
 def parts_of(settings: Settings) -> tuple[list[Part], list[PartReport]]:
     """Return the parts to run, and reports of those of the same mode that are not selected."""
-    if settings.quick:
-        of_mode = [part for part in QUICK_PARTS if part is not short_loads.AGAINST or settings.against]
-    else:
-        of_mode = [*PARTS]
+    of_mode = quick_parts(against=settings.against is not None) if settings.quick else [*PARTS]
     selected = [part for part in of_mode if not settings.only or part.name in settings.only]
     left_out = [PartReport(part=part, failure="--only", was_run=False) for part in of_mode if part not in selected]
     return [MODELS, *selected], left_out

@@ -1,6 +1,6 @@
 """Implementations of flash attention: full batches through the runner, without a server; also the process of one.
 
-FA2 is built into torch. FA3 and FA4 are packages that torch activates.
+FA2 is built into torch. FA3 and FA4 are packages that torch activates. Nothing is compiled.
 """
 
 from functools import partial
@@ -14,10 +14,11 @@ from benchmarks.gpu.batches import make_batch
 from benchmarks.gpu.loaded_runner import LoadedRunner, runner_arguments
 from benchmarks.gpu.part import Findings, Part, Subject
 from benchmarks.gpu.part_process import PartProcessError, read_job, run_part_process, send_finding
+from trio_pool_serve.runner.cuda import varlen
 from trio_pool_serve.types import Embed
 
-IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {"FA2": (), "FA3": (), "FA4": ()}
-"""Names of torch, with flags of the server's command."""
+IMPLEMENTATIONS = ("FA2", "FA3", "FA4")
+"""Their names in torch."""
 
 LENGTHS = (50, 512)
 
@@ -33,11 +34,11 @@ def aim_of(implementation: str, tokens: int) -> Aim:
 
 async def run(subject: Subject, findings: Findings) -> None:
     """Measure each implementation in a process of its own. Cancellation: the running process is terminated."""
-    for name, flags in IMPLEMENTATIONS.items():
+    for name in IMPLEMENTATIONS:
         subject.note_step(name)
         job = {
             "implementation": name,
-            "arguments": runner_arguments(subject.bert, subject.settings, *flags),
+            "arguments": runner_arguments(subject.bert, subject.settings),
             "seconds": min(SECONDS, subject.settings.seconds),
         }
         try:
@@ -60,7 +61,7 @@ def _note(findings: Findings, name: str, finding: dict[str, Any]) -> None:
 
 PART = Part(
     name="attention",
-    budget_s=40,
+    budget_s=35,
     run=run,
     aims=[aim_of(name, tokens) for name in IMPLEMENTATIONS for tokens in LENGTHS],
 )
@@ -68,16 +69,21 @@ PART = Part(
 
 async def measure(job: dict[str, Any]) -> None:
     """Load the model with an implementation, and compute batches of rows of each length."""
-    if job["implementation"] != "FA2":
+    name = job["implementation"]
+    if name != "FA2":
         from torch.nn.attention import activate_flash_attention_impl
 
         try:
-            activate_flash_attention_impl(job["implementation"])
+            activate_flash_attention_impl(name)
         except ImportError as error:
             send_finding({"reason": f"package absent: {error}"})
             return
+    varlen.FASTER_KERNELS = dict.fromkeys(varlen.FASTER_KERNELS, () if name == "FA2" else (name,))
     loaded = await LoadedRunner.load(job["arguments"])
     send_finding(loaded.describe())
+    if name != "FA2" and f"attention by {name}" not in loaded.describe()["model"]:
+        send_finding({"reason": "its output differs, or the GPU does not have it"})
+        return
     for tokens in LENGTHS:
         rows = max(1, loaded.batch_tokens // tokens)
         batch = make_batch([tokens] * rows, (Embed(),))

@@ -14,7 +14,7 @@ from benchmarks.report import RESULTS
 
 PartName: TypeAlias = Literal[
     "tests", "ordering", "memory", "overlap", "load",
-    "engines-1", "against", "engines-8", "engines-4", "engines-2", "compiled", "attention", "bge-m3", "qwen3-0.6b",
+    "compiling", "engines-1", "engines-8", "engines-4", "engines-2", "attention", "bge-m3", "qwen3-0.6b",
 ]  # fmt: skip
 """The second line are parts of ``--quick``, as ``tests`` is."""
 

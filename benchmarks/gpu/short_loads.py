@@ -1,10 +1,9 @@
-"""Short loads of servers: how many engines share the GPU, other checkouts, other flags, larger models.
+"""Short loads of servers: compiled or not, other checkouts, how many engines share the GPU, larger models.
 
 Servers that are compared are ready at the same time and loaded in turns.
 """
 
 import os
-import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,17 +17,21 @@ from benchmarks.aim import Aim
 from benchmarks.bert_shapes import LARGER, write_larger
 from benchmarks.gpu import server_load
 from benchmarks.gpu.busy_share import BusyShare, watch
+from benchmarks.gpu.contender import Contender, open_contenders
 from benchmarks.gpu.loaded_runner import graph_shapes, runner_arguments
 from benchmarks.gpu.mps import open_mps
 from benchmarks.gpu.part import Findings, Part, Subject
 from benchmarks.gpu.server_load import Measured, ServerLoad
-from benchmarks.model import LEAST_COSINE
 from benchmarks.offline import open_offline
-from benchmarks.servers import ROOT, Server, free_port, module_command, open_process, wait_for_ok
-from benchmarks.variants import refusal_of
+from benchmarks.servers import Server
 
 SECONDS = 2.0
 """Of a load, after ``server_load.RAMP_S``."""
+
+SETTLE_S = 20.0
+"""How long servers are waited for after they are ready: the compiled code is in the cache since ``COMPILING``."""
+
+COMPILED_WITHIN_S = 60.0
 
 CORES = f"{len(os.sched_getaffinity(0))} cores for server and clients"
 
@@ -58,39 +61,6 @@ ALONE = attrs.evolve(server_load.ALONE, aim=attrs.evolve(server_load.ADDED, at_m
 
 
 @frozen(kw_only=True)
-class Contender:
-    """A server that is loaded. Its flags replace the benchmark's own."""
-
-    name: str
-    flags: tuple[str, ...] = ()
-    engines: int = 0
-    """How many share the GPU; by default, as many as without the flag."""
-    is_other: bool = False
-    """Whether it is that of the other checkout, ``Settings.against``."""
-
-    def of(self, load: ServerLoad) -> ServerLoad:
-        """Return a load of this server, with a row of its own."""
-        return attrs.evolve(load, server=self.name, aim=attrs.evolve(load.aim, row=f"{self.name}: {load.aim.row}"))
-
-    @property
-    def cosine(self) -> Aim:
-        """The row of its vectors."""
-        return Aim(row=f"{self.name}: least cosine with float32", at_least=LEAST_COSINE)
-
-    def ratio(self, base: "Contender", load: ServerLoad) -> Aim:
-        """Return the row of its rate divided by that of another server."""
-        return Aim(row=f"{self.name} ÷ {base.name}: {load.aim.row}")
-
-    def command(self, model: Path, subject: Subject, port: int) -> list[str]:
-        """Return the command that serves a model."""
-        settings, flags = subject.settings, [*self.flags]
-        if self.engines:
-            flags += ["--replicas", str(min(self.engines, 2)) if settings.on_cpu else f"{self.engines}/gpu"]
-        settings = attrs.evolve(settings, flags=f"{settings.flags} {shlex.join(flags)}")
-        return module_command(["trio_pool_serve", "serve", str(model), *settings.server_flags()], port)
-
-
-@frozen(kw_only=True)
 class ShortLoads:
     """The loads of servers that are compared with the first of them."""
 
@@ -100,6 +70,7 @@ class ShortLoads:
     """One of ``LARGER``; BERT by default."""
     turns: int = 1
     alone: ServerLoad | None = None
+    """Of the last server."""
 
     def part(self, name: str, budget_s: float) -> Part:
         """Return the part that runs the loads."""
@@ -118,13 +89,14 @@ class ShortLoads:
         """
         contenders = [one for one in self.contenders if not self._is_refused(one, findings)]
         loads = [server_load.scaled(load, subject) for load in self.loads]
-        model = await self._write_model(subject)
+        model = await write_model(self.model, subject)
         measured = Measured(shapes=graph_shapes(model, subject.settings))
         try:
             async with AsyncExitStack() as stack:
                 several = any(one.engines > 1 for one in contenders)
                 variables = await stack.enter_async_context(open_mps(subject, findings)) if several else {}
-                servers = await _open_servers(stack, contenders, model, variables, subject, findings)
+                served = [(one, model) for one in contenders]
+                servers = await open_contenders(stack, served, variables, subject, findings, SETTLE_S)
                 # Of larger models, float32 takes seconds on CPU: only short texts.
                 lengths = sorted({load.tokens for load in self.loads})[: 1 if self.model else None]
                 for one, server in servers.items():
@@ -140,18 +112,10 @@ class ShortLoads:
             _compare(contenders, loads, measured, findings)
 
     def _is_refused(self, one: Contender, findings: Findings) -> bool:
-        reason = refusal_of(one.flags)
-        if reason is not None:
+        if one.refusal is not None:
             for aim in self._aims_of(one):
-                findings.not_measured(aim, reason)
-        return reason is not None
-
-    async def _write_model(self, subject: Subject) -> Path:
-        if not self.model:
-            return subject.bert
-        subject.note_step("writing the model")
-        folder = subject.bert.with_name(self.model)
-        return await trio.to_thread.run_sync(write_larger, folder, self.model, subject.settings.shape)
+                findings.not_measured(aim, one.refusal)
+        return one.refusal is not None
 
     async def _measure(
         self,
@@ -171,36 +135,10 @@ class ShortLoads:
                     await server_load.measure_load(one.of(load), job, busy, measured, subject)
                 order.reverse()
         if self.alone is not None:
-            (server,) = servers.values()
+            *_, server = servers.values()
             job = server_load.load_job(server, self.alone, str(model), seconds)
             async with open_offline(*runner_arguments(model, subject.settings)) as offline:
                 await server_load.measure_alone(self.alone, job, offline, measured, subject)
-
-
-async def _open_servers(
-    stack: AsyncExitStack,
-    contenders: Sequence[Contender],
-    model: Path,
-    variables: dict[str, str],
-    subject: Subject,
-    findings: Findings,
-) -> dict[Contender, Server]:
-    """Start all servers together, and wait until they are ready."""
-    servers = {}
-    began = trio.current_time()
-    for one in contenders:
-        folder = (subject.settings.against or ROOT).resolve() if one.is_other else ROOT
-        port = free_port()
-        command = one.command(model, subject, port)
-        environment = {**variables, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-        opened = open_process(one.name, command, port, cwd=folder, environment=environment)
-        servers[one] = await stack.enter_async_context(opened)
-        findings.texts.append(f"{one.name}: `{' '.join(command[2:-2]).replace(str(model), model.name)}`")
-    for one, server in servers.items():
-        subject.note_step(f"starting: {one.name}")
-        await wait_for_ok(f"{server.url}/readyz")
-        findings.details.setdefault("ready_after_s", {})[one.name] = trio.current_time() - began
-    return servers
 
 
 def _compare(
@@ -214,28 +152,51 @@ def _compare(
                 findings.measured(one.ratio(contenders[0], load), median(ratios), f"{len(ratios)} in turns")
 
 
+async def write_model(name: str, subject: Subject) -> Path:
+    """Return the folder of a model of ``LARGER``, which is written if it is not there; without a name, that of BERT."""
+    folder = subject.bert.with_name(name) if name else subject.bert
+    if not folder.exists():
+        subject.note_step(f"writing {name}")
+        await trio.to_thread.run_sync(write_larger, folder, name, subject.settings.shape)
+    return folder
+
+
+async def compile_all(subject: Subject, findings: Findings) -> None:
+    """Start a server for each model, until all have compiled code: later servers find it in the cache.
+
+    Cancellation: the servers are stopped.
+    """
+    models = [(Contender(name=name or "bert"), await write_model(name, subject)) for name in ("", *LARGER)]
+    try:
+        async with AsyncExitStack() as stack:
+            await open_contenders(stack, models, {}, subject, findings, COMPILED_WITHIN_S)
+    finally:
+        for name, after_s in findings.details.get("settled_after_s", {}).items():
+            findings.measured(_compiled_after(name), after_s, "all models at the same time")
+
+
+def _compiled_after(name: str) -> Aim:
+    return Aim(row=f"{name}: s from the start until compiled code is loaded, empty cache")
+
+
+COMPILING = Part(
+    name="compiling", budget_s=75, run=compile_all, aims=[_compiled_after(name) for name in ("bert", *LARGER)]
+)
+
+EAGER = Contender(name="1 engine, eager", environment=(("TORCHDYNAMO_DISABLE", "1"),))
+
+
+def one_engine_part(*, against: bool) -> Part:
+    """Return the part for one engine: with the other checkout, without compiled code, and with it."""
+    other = [Contender(name="the other checkout", is_other=True)] if against else []
+    contenders = (*other, EAGER, Contender(name="1 engine"))
+    return ShortLoads(contenders=contenders, loads=ALL, alone=ALONE).part("engines-1", 115 if against else 95)
+
+
 def engines_part(count: int, budget_s: float) -> Part:
-    """Return the part for some engines on one GPU."""
-    name = f"{count} engine{'s' * (count > 1)}"
-    loads = ShortLoads(
-        contenders=(Contender(name=name, engines=count),), loads=ALL, alone=ALONE if count == 1 else None
-    )
-    return loads.part(f"engines-{count}", budget_s)
-
-
-AGAINST = ShortLoads(
-    contenders=(Contender(name="the other checkout", is_other=True), Contender(name="this checkout")),
-    loads=ALL,
-    turns=2,
-).part("against", 110)
-
-COMPILED = ShortLoads(
-    contenders=(
-        Contender(name="eager", flags=("--compile", "never")),
-        Contender(name="compiled", flags=("--compile", "before-start")),
-    ),
-    loads=(FULL, LONG),
-).part("compiled", 100)
+    """Return the part for several engines on one GPU."""
+    contender = Contender(name=f"{count} engines", engines=count)
+    return ShortLoads(contenders=(contender,), loads=ALL).part(f"engines-{count}", budget_s)
 
 
 def larger_part(name: str, budget_s: float) -> Part:
@@ -243,13 +204,6 @@ def larger_part(name: str, budget_s: float) -> Part:
     return ShortLoads(contenders=(Contender(name=name),), loads=WITHOUT_BARS, model=name).part(name, budget_s)
 
 
-PARTS = (
-    engines_part(1, 65),
-    AGAINST,
-    engines_part(8, 50),
-    engines_part(4, 45),
-    engines_part(2, 45),
-    COMPILED,
-)
+SEVERAL_ENGINES = (engines_part(8, 60), engines_part(4, 50), engines_part(2, 45))
 
 LARGER_PARTS = tuple(larger_part(name, 45) for name in LARGER)

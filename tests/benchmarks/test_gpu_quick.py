@@ -6,18 +6,22 @@ import sys
 from functools import partial
 
 import attrs
+import numpy as np
 import pytest
 import trio
 
+from benchmarks.bert_shapes import LARGER, SIZES, VOCABULARY, parameters_of, write_larger
 from benchmarks.gpu import left_processes, short_loads
-from benchmarks.gpu.__main__ import MODELS, QUICK_PARTS, QUICK_S, parts_of, run_parts
+from benchmarks.gpu.__main__ import MODELS, QUICK_S, parts_of, quick_parts, run_parts
+from benchmarks.gpu.contender import Contender
 from benchmarks.gpu.left_processes import VARIABLE, end_left, marked
 from benchmarks.gpu.mps import CONTROL, open_mps
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.part import Findings, Part, Subject
 from benchmarks.gpu.server_load import Measured
 from benchmarks.gpu.settings import TRIAL_FACTOR, Settings
-from benchmarks.gpu.short_loads import Contender, ShortLoads, load_of
+from benchmarks.gpu.short_loads import ShortLoads, load_of
+from benchmarks.model import Texts, oracle_vectors
 from benchmarks.servers import ROOT
 from tests.benchmarks.test_gpu_parts import ENDLESS, FAILING, MACHINE, PASSING
 from tests.benchmarks.test_gpu_selection import GPU
@@ -35,18 +39,21 @@ def subject(tmp_path):
 
 
 def test_all_quick_parts_fit_into_nine_minutes_and_no_two_rows_are_alike():
-    assert sum(part.budget_s for part in (MODELS, *QUICK_PARTS) if part is not short_loads.AGAINST) <= QUICK_S < 540
-    rows = [aim.row for part in QUICK_PARTS for aim in part.aims]
+    assert sum(part.budget_s for part in (MODELS, *quick_parts(against=False))) <= QUICK_S < 540
+    rows = [aim.row for part in quick_parts(against=True) for aim in part.aims]
     assert len(rows) == len(set(rows))
-    assert QUICK_PARTS[0].name == "tests"
+    assert quick_parts(against=True)[0].name == "tests"
 
 
-def test_the_other_checkout_is_a_part_only_if_there_is_one(tmp_path):
-    without, _ = parts_of(Settings(quick=True))
-    assert short_loads.AGAINST not in without
-    parts, left_out = parts_of(Settings(quick=True, against=ROOT, only=("against",)))
-    assert parts == [MODELS, short_loads.AGAINST]
-    assert {report.failure for report in left_out} == {"--only"}
+def test_the_other_checkout_has_rows_only_if_there_is_one(tmp_path):
+    def others(settings):
+        parts, left_out = parts_of(settings)
+        assert {report.failure for report in left_out} <= {"--only"}
+        return [aim.row for part in parts for aim in part.aims if "other checkout" in aim.row]
+
+    assert others(Settings(quick=True)) == []
+    assert len(others(Settings(quick=True, against=ROOT))) == 1 + 3 * len(short_loads.ALL)
+    assert others(Settings(quick=True, against=ROOT, only=("tests",))) == []
     for wrong in ({"quick": True, "against": tmp_path}, {"against": ROOT}):
         with pytest.raises(ValueError, match="--against"):
             Settings(**wrong)
@@ -99,6 +106,15 @@ def test_a_server_with_unknown_flags_is_left_out_with_the_reason():
     assert all("--no-such-flag" in reason for _, reason in findings.values.values())
 
 
+@pytest.mark.parametrize("name", LARGER)
+def test_larger_models_can_be_loaded_and_tell_texts_apart(name, tmp_path):
+    folder = write_larger(tmp_path / name, name, "tiny")
+    vectors = oracle_vectors(Texts(str(folder)).make(2, 12), str(folder))
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+    assert float(vectors[0] @ vectors[1]) < 0.99
+    assert 0 < parameters_of(folder) < VOCABULARY * SIZES["tiny"]["hidden_size"], "without the table of tokens"
+
+
 def test_what_a_run_has_left_is_ended(monkeypatch):
     monkeypatch.setattr(left_processes, "STOP_S", 0.3)
     code = (
@@ -142,23 +158,25 @@ async def test_a_daemon_through_which_there_is_no_gpu_is_ended(subject, monkeypa
 
 
 @pytest.mark.slow
-def test_a_quick_trial_has_servers_in_turns_passes_alone_and_larger_models(tmp_path):
-    parts = ["against", "attention", "qwen3-0.6b"]
+def test_a_quick_trial_has_servers_in_turns_and_passes_alone(tmp_path):
+    parts = ["engines-1", "attention"]
     command = [*COMMAND, "--against", str(ROOT), "--only", *parts, "--output-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     page = (tmp_path / "gpu.md").read_text()
     assert done.returncode == 0, page
+    assert "may have changed over" not in page
     for line in (
+        "1 engine: compiled code was loaded after ",
+        "1 engine, eager: `TORCHDYNAMO_DISABLE=1 trio_pool_serve serve bert ",
         "| FA3: tokens/s of passes alone, rows of 50 tokens | attention | – | – | not measured | package absent:",
         "Snowflake Arctic Inference",
         "### engines-8\n\nNot run: --only.",
     ):
         assert line in page
     for measured in (
-        *(f"| this checkout ÷ the other checkout: {load.aim.row} | against | – " for load in short_loads.ALL),
+        *(f"| 1 engine ÷ the other checkout: {load.aim.row} | engines-1 | – " for load in short_loads.ALL),
+        "| 1 engine, eager: least cosine with float32 | engines-1 ",
         "| FA2: tokens/s of passes alone, rows of 512 tokens | attention | – ",
-        *(f"| qwen3-0.6b: {load.aim.row} | qwen3-0.6b | – " for load in short_loads.WITHOUT_BARS),
-        "| qwen3-0.6b: least cosine with float32 | qwen3-0.6b ",
     ):
         (line,) = [line for line in page.splitlines() if line.startswith(measured)]
         assert "not measured" not in line
