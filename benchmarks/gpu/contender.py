@@ -18,11 +18,8 @@ from benchmarks.model import LEAST_COSINE
 from benchmarks.servers import ROOT, Server, free_port, module_command, open_process, wait_for_ok
 from benchmarks.variants import refusal_of
 
-SETTLED = re.compile(r"compiled code was loaded after [\d.]+ s|the model is not computed faster: [^\"\n]*")
+SETTLED = re.compile(r"compiled code computes from now on, [\d.]+ s after|the model is not computed faster: [^\"\n]*")
 """In the log of an engine process: what it was waited for."""
-
-CHANGE_S = 3.0
-"""How long batches may go on changing over to compiled code afterwards, an estimate."""
 
 CODE = "trio_pool_serve/models/loading/compiled_code.py"
 """A checkout without this file compiles nothing."""
@@ -111,7 +108,6 @@ async def open_contenders(
                 nursery.start_soon(_wait_settled, one, logs[one], began, subject, findings)
     for name in {one.name for one in servers} - findings.details.get("settled_after_s", {}).keys():
         findings.texts.append(f"{name}: **it may have changed over to compiled code while it was measured.**")
-    await trio.sleep(CHANGE_S)
     return servers
 
 

@@ -166,7 +166,7 @@ def test_a_quick_trial_has_servers_in_turns_and_passes_alone(tmp_path):
     assert done.returncode == 0, page
     assert "may have changed over" not in page
     for line in (
-        "1 engine: compiled code was loaded after ",
+        "1 engine: compiled code computes from now on, ",
         "1 engine, eager: `TORCHDYNAMO_DISABLE=1 trio_pool_serve serve bert ",
         "| FA3: tokens/s of passes alone, rows of 50 tokens | attention | – | – | not measured | package absent:",
         "Snowflake Arctic Inference",

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from torch._dynamo.utils import counters
 from tests.engine.engines import engine_over, in_thread, request, running
 from tests.models.model_families import write_family
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.folder import read_model_folder
 from trio_pool_serve.models.loading.runner_loader import load_transformer
 from trio_pool_serve.storage.model_cache import ModelCache
@@ -28,6 +31,17 @@ from trio_pool_serve.types import Batch, PoolingRequest, Prepare, RenderedPrompt
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the compiler's own code
 
 COMPILING = "bert is being compiled by another process, and computed without until then"
+
+ENDS = """
+import sys, time
+from trio_pool_serve.python_api import Model
+model = Model(sys.argv[1], dtype="float32", backend="compile", cache_dir=sys.argv[2])
+from trio_pool_serve.runner.cuda.fused_blocks import _compiling
+while not _compiling.locked():
+    time.sleep(0.001)
+print(len(model.embed(["a text"])[0]))
+"""
+"""A program that ends while torch compiles in one of its threads."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +87,8 @@ def test_what_another_process_has_compiled_is_read(tmp_path: Path, caplog, monke
     assert max(float(np.abs(a - b).max()) for a, b in zip(before, after, strict=True)) < 1e-5
     assert [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()] == []
     if is_cached:
+        ended = subprocess.run([sys.executable, "-c", ENDS, str(model), str(cache)], capture_output=True, check=False)
+        assert (ended.returncode, ended.stdout) == (0, b"32\n"), ended.stderr
         assert [entry.about.what.startswith("compiled for ") for entry in ModelCache(tmp_path / "cache").entries()]
         caplog.clear()
         improve(prepare(model, cache)(RunnerParams()))
@@ -100,6 +116,14 @@ async def test_a_killed_compiler_fails_no_row(tmp_path: Path, caplog):
             await in_thread(failed.wait)
             after = await engine.submit(request(5))
             assert np.array_equal(before.values[0], after.values[0])
+    assert ModelCache(tmp_path / "cache").entries() == []
+
+
+def test_the_environment_can_switch_it_off(tmp_path: Path, monkeypatch):
+    runner = prepare(write_family(tmp_path / "bert", "bert"), tmp_path / "cache")(RunnerParams())
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with pytest.raises(ModelLoadError, match="TORCHDYNAMO_DISABLE is set"):
+        improve(runner)
     assert ModelCache(tmp_path / "cache").entries() == []
 
 

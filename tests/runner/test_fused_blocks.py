@@ -103,10 +103,3 @@ def test_graphs_that_differ_are_dropped_and_computed_without(tmp_path: Path):
         check()
     assert graphs.shapes == ()
     assert graphs.packed.fused is None
-
-
-def test_without_the_compiler_nothing_is_taken_for_compiled(tmp_path: Path, monkeypatch):
-    served = ServedModel(write_family(tmp_path / "bert", "bert"))
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)
-    with pytest.raises(CannotPackError, match="TORCHDYNAMO_DISABLE is set"):
-        fused(served, tmp_path / "files")

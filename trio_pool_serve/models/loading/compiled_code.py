@@ -1,6 +1,7 @@
 """Compiling a model's blocks in another process, once for its architecture and device: the cache keeps the code."""
 
 import logging
+import os
 import resource
 import shutil
 import time
@@ -13,6 +14,7 @@ import torch
 from attrs import define, frozen
 
 from trio_pool_serve.config import ModelConfig
+from trio_pool_serve.errors import require
 from trio_pool_serve.models.files.model_digest import SMALL_FILES, model_entry
 from trio_pool_serve.models.loading.converter import ChildConverter, ConversionJob
 from trio_pool_serve.models.model_kind import AnyModelFolder
@@ -42,11 +44,13 @@ class CompiledCode:
         """Return the steps of ``fuse``, after another process has compiled the model if the cache has no code for it.
 
         Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process
-        fails, ``OSError``, ``StorageError``, and the errors of ``fuse``.
+        fails or the environment switches the compiler off, ``OSError``, ``StorageError``, and the errors of ``fuse``.
         """
-        began, entry = time.perf_counter(), self._entry()
-        with TemporaryDirectory(prefix="trio_pool_serve.") as temporary, ExitStack() as stack:
-            files = Path(temporary) / "compiled"
+        require(os.environ.get("TORCHDYNAMO_DISABLE") != "1", "TORCHDYNAMO_DISABLE is set")
+        entry = self._entry()
+        with ExitStack() as stack:
+            temporary = TemporaryDirectory(prefix="trio_pool_serve.", ignore_cleanup_errors=True)
+            files = Path(stack.enter_context(temporary)) / "compiled"
             with nullcontext() if entry is None else entry.locked():
                 if entry is not None and entry.read(RecordBase) is not None:
                     path = entry.path
@@ -54,9 +58,7 @@ class CompiledCode:
                     path, _ = stack.enter_context(written(self._compile, entry))
                 shutil.copytree(path, files)  # the compiler writes there, too
             with compiler_files_in(files):
-                steps = self.fuse()
-        logger.info("%s: compiled code was loaded after %.1f s", self.folder.path.name, time.perf_counter() - began)
-        return steps
+                return self.fuse()
 
     def _entry(self) -> CacheEntry | None:
         """Return the entry of models with the same small files: the code does not depend on the weights."""

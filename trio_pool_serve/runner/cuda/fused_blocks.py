@@ -5,8 +5,10 @@ take ten times as long. Numbers of tokens and rows are symbolic. What torch's co
 one reads.
 """
 
+import atexit
 import copy
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +19,8 @@ from torch._dynamo import config as dynamo_config
 from torch._inductor import config as inductor_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape
-from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 UNLIKE_PROBES = PackedShape(tokens=259, rows=9, longest=131)
@@ -31,6 +31,12 @@ MAX_VARIANTS = 128
 
 OPTIONS = {"compile_threads": 1, "cpp.dynamic_threads": True, "cpp_cache_precompile_headers": False}
 """No processes beside this one, code for any number of threads, and no files outside of the folder for them."""
+
+_compiling = threading.Lock()
+"""Held while torch compiles in this process."""
+
+# Python's end would end the thread of the compiler, whose C++ code then aborts the process.
+atexit.register(_compiling.acquire, timeout=10)
 
 
 def twin_of(backbone: Backbone) -> Backbone:
@@ -46,21 +52,20 @@ def fuse(twin: Backbone, oracle: Backbone, params: LoadingParams) -> PackedBackb
     Afterwards nothing is compiled in the process: what fits no compiled code is computed without. Blocks for seconds,
     for a minute if the compiler's cache is empty. Raises ``CannotPackError``, and the compiler's errors.
     """
-    require(not dynamo_config.disable, "TORCHDYNAMO_DISABLE is set", CannotPackError)
     transformer: Any = twin.model.base_model
     blocks = [module for module in transformer.modules() if isinstance(module, GradientCheckpointingLayer)]
     for block in blocks or [transformer]:
         block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True)
-    torch.compiler.set_stance("default")
-    try:
-        with dynamo_config.patch(recompile_limit=MAX_VARIANTS), inductor_config.patch(OPTIONS):
+    with _compiling, dynamo_config.patch(recompile_limit=MAX_VARIANTS), inductor_config.patch(OPTIONS):
+        torch.compiler.set_stance("default")
+        try:
             packed = pack_backbone(twin, params, oracle)
-        torch.compiler.set_stance("fail_on_recompile")
-        with torch.inference_mode():
-            buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
-            packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
-    finally:
-        torch.compiler.set_stance("eager_on_recompile")
+            torch.compiler.set_stance("fail_on_recompile")
+            with torch.inference_mode():
+                buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
+                packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
+        finally:
+            torch.compiler.set_stance("eager_on_recompile")
     return packed
 
 
