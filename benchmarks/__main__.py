@@ -70,6 +70,7 @@ SCRIPTS = (
     Script("peers", {**SECOND, "clients": (1, 8), "tokens": (32, 128), "batches": (1, 16)}),
     Script("static", {**SECOND, "rows": 2000}),
     Script("engine_rows", {"rounds": 1, "total": 3280}),
+    Script("api_rate"),
     Script("engine_links", {**SECOND, "clients": (1,), "model": "tiny", "cuts": 1}),
     Script("scaling_constants", {"rounds": 1, "repeats": 2, "seconds": 0.5, "links": 10}),
     Script("launch_time", {"rounds": 1, "repeats": 5}),

@@ -123,10 +123,13 @@ async def _is_ok(client: httpx.AsyncClient, url: str) -> bool:
 
 
 @asynccontextmanager
-async def open_server(name: str, module: Sequence[str], *, ready_path: str) -> AsyncIterator[Server]:
-    """Run ``python -m MODULE… --port N``; it is ready inside the block. Raises ``TooSlowError`` if it never is."""
+async def open_server(name: str, module: Sequence[str], *, ready_path: str, cwd: Path = ROOT) -> AsyncIterator[Server]:
+    """Run ``python -m MODULE… --port N`` of the checkout ``cwd``; it is ready inside the block.
+
+    Raises ``TooSlowError`` if it never is.
+    """
     port = free_port()
-    async with open_process(name, module_command(module, port), port) as server:
+    async with open_process(name, module_command(module, port), port, cwd=cwd) as server:
         with trio.fail_after(READY_TIMEOUT_S):
             await wait_for_ok(server.url + ready_path)
         yield server
