@@ -1,14 +1,16 @@
 """Tokenizers of the ``tokenizers`` library, which most models use."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import tokenizers
-from attrs import Factory, define
+from attrs import Factory, define, field
 from tokenizers import processors
 
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Positions, Token, Tokenizer
+from trio_pool_serve.rendering.text.word_ids import WordIds, tokenizes_by_words
 from trio_pool_serve.types import TokenIds
 
 
@@ -23,6 +25,7 @@ class FastTokenizer(Tokenizer):
     _backend: tokenizers.Tokenizer
     _special_ids: frozenset[int]
     _named_ids: Mapping[str, int] = Factory(dict)
+    _words: WordIds | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # tokenizer.json can contain truncation and padding settings from when it was saved.
@@ -30,6 +33,7 @@ class FastTokenizer(Tokenizer):
         self._backend.no_padding()
         self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
         self.pair_special_tokens = self._backend.num_special_tokens_to_add(is_pair=True)
+        self._words = WordIds(self.encode_all) if tokenizes_by_words(self._backend) else None
 
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         """Tokenise without special tokens.
@@ -43,6 +47,22 @@ class FastTokenizer(Tokenizer):
     def encode_all(self, texts: Sequence[str]) -> Sequence[Encoded]:
         """Tokenise several texts, all without the interpreter lock."""
         return _encoded(texts, self._backend.encode_batch_fast)
+
+    def short_ids(self, text: str, *, add_special_tokens: bool) -> TokenIds | None:
+        """Return the ids of a text whose words were seen before, or are short: 4 instead of 55 µs for 34 tokens."""
+        ids = None if self._words is None else self._words.ids_of(text)
+        if ids is None:
+            return None
+        before, after = self._around_text if add_special_tokens else ([], [])
+        return np.array(before + ids + after, dtype=np.int32)
+
+    @cached_property
+    def _around_text(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        framed = self._backend.post_process(self.encode("0"))
+        special = framed.special_tokens_mask
+        first, last = special.index(0), len(special) - special[::-1].index(0)
+        return framed.ids[:first], framed.ids[last:]
 
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
@@ -71,12 +91,8 @@ class FastTokenizer(Tokenizer):
 
         Works on ids: splitting an ``Encoding`` holds the interpreter lock for a time proportional to the whole text.
         """
-        ids, before, after = encoded.ids, prefix.ids, []
-        if add_special_tokens:
-            framed = self._backend.post_process(self.encode("0"))
-            special = framed.special_tokens_mask
-            first, last = special.index(0), len(special) - special[::-1].index(0)
-            before, after = framed.ids[:first] + before, framed.ids[last:]
+        before, after = self._around_text if add_special_tokens else ([], [])
+        ids, before = encoded.ids, before + prefix.ids
         return [
             np.array(before + ids[begin : begin + size] + after, dtype=np.int32)
             for begin in range(0, max(1, len(ids)), size)

@@ -98,7 +98,7 @@ class TextRenderer:
 
         All in one call: threads that take the interpreter lock again after each text mostly wait for each other.
         """
-        if self.routes:
+        if self.routes or len(prompts) < 2:
             return {}
         texts = {
             index: text
@@ -179,8 +179,13 @@ class TextRenderer:
             before = self.text_format.prefix + params.instruction
             text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
             is_chunked = isinstance(prompt, ChunkedPrompt)
-            excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded)
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
+            is_short = encoded is None and not is_chunked and len(text) <= ALWAYS_READ
+            short = tokenizer.short_ids(text, add_special_tokens=adds_special_tokens) if is_short else None
+            if short is not None and special < len(short) <= min(most, params.truncate_to or most):
+                rendered = self.text_format.finish(short, params.input_type)
+                return _with_instruction(rendered, instruction_tokens)
+            excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded)
             # Read before the tokens are truncated in place.
             is_instruction_cut = instruction_tokens > 0 and not excerpt.fits(keep)
             if isinstance(prompt, ChunkedPrompt):
@@ -204,15 +209,17 @@ class TextRenderer:
                     prompt.chunks, text, positions, begin=len(before), first_pooled=instruction_tokens
                 )
                 rendered = msgspec.structs.replace(rendered, chunks=chunks)
-            if instruction_tokens:
-                rendered = msgspec.structs.replace(rendered, instruction_tokens=instruction_tokens)
-            return rendered
+            return _with_instruction(rendered, instruction_tokens)
 
     def _count_instruction_tokens(self, tokenizer: Tokenizer, params: RenderingParams) -> int:
         """Return the number of the instruction's tokens; 0 if they are pooled."""
         if self.pools_instruction or not params.instruction:
             return 0
         return self._instruction_tokens(tokenizer, params.instruction, params.add_special_tokens)
+
+
+def _with_instruction(rendered: RenderedPrompt, tokens: int) -> RenderedPrompt:
+    return msgspec.structs.replace(rendered, instruction_tokens=tokens) if tokens else rendered
 
 
 def _count_alone(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int) -> int:  # noqa: FBT001

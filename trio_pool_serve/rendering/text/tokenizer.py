@@ -93,6 +93,10 @@ class Tokenizer(ABC):
         """Tokenise several texts as ``encode``, which fails for all if it fails for one."""
         return list(map(self.encode, texts))
 
+    def short_ids(self, text: str, *, add_special_tokens: bool) -> TokenIds | None:  # noqa: ARG002
+        """Return all token ids of a short text, if there is a faster way than ``encode`` and ``finish``."""
+        return None
+
     @abstractmethod
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Return at most ``keep`` token ids, truncated at ``side``, with special tokens added."""
