@@ -9,15 +9,16 @@ theirs is computed already. So a request counts in full until its last row is co
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, define, evolve, field
 
 from trio_pool_serve.engine.queue_classes import FAIRNESS
 from trio_pool_serve.engine.speed import WORK_CLASSES, ComputeRates, work_class
@@ -52,7 +53,7 @@ Tokens: TypeAlias = npt.NDArray[np.float64]
 """Numbers of tokens, to be multiplied by rates."""
 
 
-@frozen(eq=False, kw_only=True)
+@define(eq=False, kw_only=True)
 class EstimatedWork:
     """The work that a request gives the engine, estimated before its prompts are rendered.
 
@@ -90,9 +91,9 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
     _unrendered: int = field(init=False, default=0)
     _estimate: int = field(init=False, default=0)
     """Estimated tokens of the rows that are not rendered."""
-    _counted: Counter[int] = field(init=False, factory=Counter)
+    _counted: defaultdict[int, int] = field(init=False, factory=partial(defaultdict, int))
     """Tokens of all its rows, by work class."""
-    _remaining: Counter[int] = field(init=False, factory=Counter)
+    _remaining: defaultdict[int, int] = field(init=False, factory=partial(defaultdict, int))
     """Tokens of its rows that are not computed, by work class."""
 
     def __attrs_post_init__(self) -> None:
@@ -134,7 +135,7 @@ class AdmittedRequest(AbstractContextManager["AdmittedRequest"]):
             row_class = work_class(tokens, has_images=prompt.images is not None)
             self._remaining[row_class] -= tokens
             self._admission.remaining[row_class] -= tokens
-        if not self._unrendered and not self._remaining.total():
+        if not self._unrendered and not sum(self._remaining.values()):
             self.release()
 
     def release(self) -> None:

@@ -1,5 +1,6 @@
 """A row in a queue, and the rows that one caller waits for together."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
@@ -81,10 +82,11 @@ def are_finite(outputs: Outputs) -> bool:
     """Return whether all numbers of outputs are finite."""
     values = [value for _, output in outputs for value in output.values]
     arrays = [value.values if isinstance(value, SparseVector) else value for value in values]
-    # One by one, 64 vectors of 384 numbers take five times as long.
-    vectors = np.concatenate([_NONE, *[each for each in arrays if each.ndim == 1]])
-    others = [each for each in arrays if each.ndim != 1]
-    return not [each for each in (vectors, *others) if not np.isfinite(each).all()]
+    if len(arrays) > 1:  # one by one, 64 vectors of 384 numbers take five times as long
+        vectors = np.concatenate([_NONE, *[each for each in arrays if each.ndim == 1]])
+        arrays = [vectors, *[each for each in arrays if each.ndim != 1]]
+    # A sum that is finite takes a third of the time that looking at each number takes; one of large numbers may not be.
+    return not [each for each in arrays if not (math.isfinite(np.vdot(each, each)) or np.isfinite(each).all())]
 
 
 def require_finite(outputs: Outputs) -> None:

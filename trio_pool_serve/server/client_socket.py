@@ -28,10 +28,11 @@ def seconds_since_arrival(connection: socket.socket | trio.socket.SocketType) ->
 
     Return 0 if that is unknown: for Unix sockets, and on systems other than Linux. Takes about a microsecond.
     """
-    with contextlib.suppress(OSError, AttributeError, struct.error):  # of Unix sockets, and of other systems
+    try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.size)
         return float(LAST_DATA_RECEIVED.unpack(info)[0]) / 1000
-    return 0.0
+    except (OSError, AttributeError, struct.error):  # of Unix sockets, and of other systems
+        return 0.0
 
 
 def has_arrived(connection: socket.socket | trio.socket.SocketType, event: int = select.POLLIN) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, define, evolve, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError, JobField, listed, require_request
@@ -44,7 +44,7 @@ PooledRow = tuple[PooledValue, ...]
 """One prompt's outputs, in the order of the job's ``tasks``."""
 
 
-@frozen(eq=False, kw_only=True)
+@define(eq=False, kw_only=True)
 class PoolJob:
     """Prompts and the tasks to compute for each of them: the form of a request of any dialect.
 
@@ -89,7 +89,7 @@ class Task:
     finish: Callable[[PooledValue], PooledValue] = lambda value: value
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Pooled:
     """The outputs of a job and the numbers of tokens, in the order of the prompts."""
 

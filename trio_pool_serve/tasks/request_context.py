@@ -2,7 +2,7 @@
 
 import math
 
-from attrs import Factory, frozen
+from attrs import Factory, define
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.rendering.memory_budget import MemoryBudget, Reservation
@@ -10,7 +10,7 @@ from trio_pool_serve.telemetry.timings import RequestTimings
 from trio_pool_serve.types import Client
 
 
-@frozen(eq=False)
+@define(eq=False)
 class RequestContext:
     """The client of a request, its deadline in seconds of trio's clock, its timings and its memory.
 

@@ -70,13 +70,17 @@ REASONS: Mapping[type, str] = {
 
 
 class BatchHistogram(Histogram):
-    """A histogram that gets many observations from one batch."""
+    """A histogram that gets many observations from one batch, and has no exemplars."""
+
+    def observe(self, amount: float, exemplar: object = None, count: int = 1) -> None:  # noqa: ARG002
+        """Observe ``count`` equal amounts."""
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observe each amount. Equal amounts, of rows that arrived together for example, cost one observation."""
         for amount, count in Counts(amounts).items():
-            self._sum.inc(amount * count)
-            self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+            self.observe(amount, count=count)
 
 
 CHANGES: Mapping[str, str] = {
@@ -117,7 +121,7 @@ class Metrics(Collector):
         """Sources of gauges, each with the model that labels its gauges, if any."""
 
         def seconds(name: str, what: str) -> Histogram:
-            return Histogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
+            return BatchHistogram(f"{PREFIX}{name}_seconds", what, buckets=SECONDS, registry=self.registry)
 
         def by_model(name: str, what: str, buckets: tuple[float, ...] = SECONDS) -> BatchHistogram:
             return BatchHistogram(PREFIX + name, what, labelnames=["model"], buckets=buckets, registry=self.registry)

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pybase64
-from attrs import frozen
 
 from trio_pool_serve.errors import require_request
 from trio_pool_serve.types import PooledValue, SparseVector, Vectors
@@ -92,8 +91,7 @@ def nbytes_of(value: PooledValue) -> int:
     return value.indices.nbytes + value.values.nbytes if isinstance(value, SparseVector) else value.nbytes
 
 
-@frozen
-class VectorEncoding:
+class VectorEncoding(msgspec.Struct, frozen=True):
     """How vectors are encoded in a response.
 
     ``dtype_param`` is the field of the request that chose ``dtype``, for errors.

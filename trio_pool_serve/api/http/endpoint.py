@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
-from attrs import Factory, field, frozen
+from attrs import Factory, define, field, frozen
 
 from trio_pool_serve.api.http.response import HttpResponse
 from trio_pool_serve.errors import JobField
@@ -28,7 +28,7 @@ FieldNames: TypeAlias = Mapping[JobField, str | tuple[str, ...] | None]
 ``None`` is for a field that is made from several. A field that is missing here has the same name."""
 
 
-@frozen(eq=False, kw_only=True)
+@define(eq=False, kw_only=True)
 class Call(Generic[Wire, Job]):
     """One decoded request to an endpoint: all that its response is made from.
 

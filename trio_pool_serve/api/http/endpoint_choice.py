@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
-from attrs import evolve, fields_dict, frozen
+from attrs import define, evolve, fields_dict, frozen
 
 from trio_pool_serve.api.http.endpoint import Dialect, DialectEndpoint, Endpoint
 from trio_pool_serve.api.http.json_body import READ_AGAIN, cut_payloads, decode_json, find, refuse_many_values
@@ -44,7 +44,7 @@ class PathByFields:
     """A line for ``/openapi.json``."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class DecodedBody:
     """The endpoint that a body is for, the body decoded, and the job made of it; or the error in it."""
 

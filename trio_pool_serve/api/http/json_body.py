@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -56,6 +57,12 @@ def is_quick_to_decode(body: Buffer) -> bool:
     return isinstance(body, bytearray) and len(body) <= FEW_FIELDS_BYTES and body.count(b",") <= FEW_FIELDS
 
 
+@cache
+def _decoder(wire_type: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of bodies from which nothing was cut out."""
+    return msgspec.json.Decoder(wire_type, strict=False, dec_hook=payload_decoder({}))
+
+
 def decode_json(
     body: Buffer | bytes, wire_type: type[T], *, strict: bool = False, cuts: Mapping[str, memoryview] | None = None
 ) -> T:
@@ -65,8 +72,12 @@ def decode_json(
     """
     try:
         # Not strict about types: clients of other servers send numbers and truth values as strings.
-        decoded = msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts or {}))
-        for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if strict else ():
+        decoded: T = (
+            msgspec.json.decode(body, type=wire_type, strict=False, dec_hook=payload_decoder(cuts))
+            if cuts
+            else _decoder(wire_type).decode(body)  # type: ignore[arg-type]
+        )
+        for name in _decoder(dict[str, msgspec.Raw]).decode(body) if strict else ():
             if name not in (known := fields_dict(wire_type)):  # type: ignore[arg-type]
                 raise unknown_field(name, [*known])
     except msgspec.ValidationError as error:

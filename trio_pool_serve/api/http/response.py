@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self, TypeAlias
 
 import msgspec
 import trio
-from attrs import frozen
+from attrs import define
 
 from trio_pool_serve.storage.durable_files import storage_errors
 from trio_pool_serve.threads.offload import Offload
@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class HttpResponse:
     """The response to one request: all of its bytes, or a body that is entered and iterated while it is sent.
 
