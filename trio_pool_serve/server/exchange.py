@@ -131,6 +131,10 @@ class Exchange:
             self._listener.leave()
         self._changed.unpark_all()
 
+    def end(self) -> None:
+        """Forget the listener, which refers to this exchange: so both are freed at once, with all that they hold."""
+        self._listener = None
+
     async def wait_for_room(self) -> None:
         """Wait while too much of the body waits for the app. Cancellation: at once."""
         while sum(map(len, self._unreceived)) > MAX_UNRECEIVED and not self.is_answered:

@@ -265,6 +265,7 @@ class HttpConnection:
         while (exchange := await self._next_exchange()) is not None:
             # Each request has a context of its own: a proxy sends requests of many clients on one connection.
             await call_in_context(self._respond(exchange), context.copy(), self._start_reader)
+            exchange.end()
             if self._refused_with is not None:
                 break
             if not self._stays_open_after(exchange):

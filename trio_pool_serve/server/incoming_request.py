@@ -125,6 +125,8 @@ class IncomingRequest:
             b"connection" in fields and b"close" in self._tokens(b"connection")
         )
         self.is_chunked = b"transfer-encoding" in fields
+        if not self.is_chunked:
+            del self._parser  # it refers to this request: so both are freed at once
         self._missing = int(fields.get(b"content-length", b"0"))
         self.is_complete = not self.is_chunked and not self._missing
 
