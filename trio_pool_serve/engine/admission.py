@@ -198,7 +198,7 @@ class Admission:
     @property
     def tokens(self) -> int:
         """Tokens of admitted requests that are not computed yet."""
-        return int(self.remaining.sum())
+        return int(np.add.reduce(self.remaining))  # less than half of the time of ``sum``
 
     @property
     def clients(self) -> int:

@@ -5,7 +5,7 @@ The cache of prepared images uses the rest of it.
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import trio
@@ -184,13 +184,13 @@ class MemoryBudget:
             await self._released.park()
         room.grow(nbytes)
 
-    @contextmanager
-    def holding(self, prompts: Sequence[RenderedPrompt], client: Client) -> Iterator[None]:
+    def holding(self, prompts: Sequence[RenderedPrompt], client: Client) -> AbstractContextManager[None]:
         """Count the arrays of prompts as held for the duration of the block, in which they are computed."""
         size = sum([held.nbytes for each in prompts for held in (each.images, each.embeds) if held is not None])
-        if not size:  # texts
-            yield
-            return
+        return self._holding(size, client) if size else nullcontext()  # of texts
+
+    @contextmanager
+    def _holding(self, size: int, client: Client) -> Iterator[None]:
         self._prepared.add(client.number, size)
         self.add(client, size)
         try:

@@ -115,7 +115,8 @@ async def compute_rows(
     equal = _equal_rows(rows)
     fan_out = FanOut(model, rows, equal, admitted, timings, row_done, fields or {"prompts": len(rows)}, reserve)
     first, most_rows = [*equal], CHUNK_ROWS if model.window is None else WINDOW_CHUNK_ROWS
-    ranges = _chunks([rows[index] for index in first], model.renderer, most_rows)
+    several = len(first) != 1
+    ranges = _chunks([rows[index] for index in first], model.renderer, most_rows) if several else [range(1)]
     chunks = [tuple([first[index] for index in each]) for each in ranges]
     if len(chunks) == 1:
         await fan_out.submit(await fan_out.render(chunks[0]))

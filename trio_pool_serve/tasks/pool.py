@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from attrs import Factory, define, evolve, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from trio_pool_serve.engine.admission import EstimatedWork
 from trio_pool_serve.errors import InvalidRequestError, JobField, listed, require_request
@@ -62,18 +62,21 @@ class PoolJob:
     max_active_dims: int | None = None
     activation: Activation = "probabilities"
     priority: int = 0
-
-    @property
-    def document(self) -> ChunkedPrompt | None:
-        """The document, the only prompt of a job for late chunking; else ``None``."""
-        first = self.prompts[0] if len(self.prompts) == 1 else None
-        return first if isinstance(first, ChunkedPrompt) else None
+    document: ChunkedPrompt | None = field(
+        init=False, default=Factory(lambda self: _document_of(self.prompts), takes_self=True)
+    )
+    """The document, the only prompt of a job for late chunking; else ``None``."""
 
     @property
     def vectors(self) -> int:
         """Number of vectors that the task ``embed`` returns."""
         document = self.document
         return len(self.prompts) if document is None else len(document.chunks)
+
+
+def _document_of(prompts: Sequence[Prompt]) -> ChunkedPrompt | None:
+    first = prompts[0] if len(prompts) == 1 else None
+    return first if isinstance(first, ChunkedPrompt) else None
 
 
 @frozen(eq=False)

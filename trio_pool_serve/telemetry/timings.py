@@ -7,6 +7,9 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.types import PoolingOutput
 
+DURATIONS = ", ".join([f"{stage};dur=%.3f" for stage in ("render", "queue", "forward", "copy", "encode", "total")])
+"""The header ``Server-Timing`` without its milliseconds."""
+
 
 @define(eq=False)
 class RequestTimings:
@@ -53,9 +56,10 @@ class RequestTimings:
 
     def add_rows(self, outputs: Sequence[PoolingOutput]) -> None:
         """Add the durations of computed rows."""
-        self.queue_s = max(self.queue_s, *[output.queue_s for output in outputs])
-        self.forward_s = max(self.forward_s, *[output.forward_s for output in outputs])
-        self.copy_s = max(self.copy_s, *[output.copy_s for output in outputs])
+        for output in outputs:
+            self.queue_s = max(self.queue_s, output.queue_s)
+            self.forward_s = max(self.forward_s, output.forward_s)
+            self.copy_s = max(self.copy_s, output.copy_s)
 
     def stages(self) -> dict[str, float]:
         """Return the seconds of each stage by its name."""
@@ -72,8 +76,6 @@ class RequestTimings:
 
         If rows were looked up in the cache of results, ``cache`` shows how many were found.
         """
-        durations = {**self.stages(), "total": self.total_s}
-        entries = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in durations.items()]
-        if self.looked_up:
-            entries.append(f'cache;desc="{self.cached}/{self.looked_up}"')
-        return ", ".join(entries)
+        seconds = self.render_s, self.queue_s, self.forward_s, self.copy_s, self.encode_s, self.total_s
+        durations = DURATIONS % tuple([each * 1e3 for each in seconds])
+        return f'{durations}, cache;desc="{self.cached}/{self.looked_up}"' if self.looked_up else durations

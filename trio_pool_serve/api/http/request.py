@@ -1,7 +1,7 @@
 """One HTTP request, as middleware and handlers see it."""
 
 import math
-import secrets
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -108,7 +108,7 @@ class HttpRequest:
     def _chosen_id(self) -> str:
         given = self.header(b"x-request-id") or ""
         is_shown = given and given.isascii() and given.isprintable()
-        return given[:MAX_REQUEST_ID] if is_shown else secrets.token_hex(16)
+        return given[:MAX_REQUEST_ID] if is_shown else f"{random.getrandbits(128):032x}"
 
     def apply_limits(self, usage: KeyUsage) -> None:
         """Apply the limits of the request's key. Raises ``OverloadedError``."""
