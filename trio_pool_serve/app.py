@@ -1,6 +1,5 @@
 """The composition root: settings in, an ASGI app out."""
 
-from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 import trio
@@ -71,11 +70,6 @@ class PoolServeApp(QuartTrio):
     overload: OverloadGate
     polled: frozenset[tuple[str, str]] = PROBE_ROUTES | {("GET", "/metrics"), ("GET", LIVE_PATH)}
     """Methods and routes that are not in the access log: probes, scrapes, and the console's updates."""
-
-    def asgi_app(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
-        """Return the coroutine that handles an ASGI connection, for requests without one of Quart's around it."""
-        is_request = scope["type"] == "http"
-        return PoolServeConnection(self, scope)(receive, send) if is_request else super().asgi_app(scope, receive, send)
 
     async def handle_websocket(self, websocket: Any) -> Any:
         """Authenticate a websocket, then pass it to the route that a user has added; refuse it if there is none.

@@ -50,8 +50,7 @@ class FastTokenizer(Tokenizer):
 
     def short_ids(self, text: str, *, add_special_tokens: bool) -> TokenIds | None:
         """Return the ids of a text whose words were seen before, or are short: 4 instead of 55 µs for 34 tokens."""
-        ids = None if self._words is None else self._words.ids_of(text)
-        if ids is None:
+        if self._words is None or (ids := self._words.ids_of(text)) is None:
             return None
         before, after = self._around_text if add_special_tokens else ([], [])
         return np.array(before + ids + after, dtype=np.int32)

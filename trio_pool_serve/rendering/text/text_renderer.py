@@ -180,11 +180,10 @@ class TextRenderer:
             text = before + shorten(tokenizer, prompt.text, params.max_text_tokens)
             is_chunked = isinstance(prompt, ChunkedPrompt)
             instruction_tokens = self._count_instruction_tokens(tokenizer, params)
-            is_short = encoded is None and not is_chunked and len(text) <= ALWAYS_READ
-            short = tokenizer.short_ids(text, add_special_tokens=adds_special_tokens) if is_short else None
-            if short is not None and special < len(short) <= min(most, params.truncate_to or most):
-                rendered = self.text_format.finish(short, params.input_type)
-                return _with_instruction(rendered, instruction_tokens)
+            if encoded is None and not is_chunked and len(text) <= ALWAYS_READ:
+                short = tokenizer.short_ids(text, add_special_tokens=adds_special_tokens)
+                if short is not None and special < len(short) <= min(most, params.truncate_to or most):
+                    return _with_instruction(self.text_format.finish(short, params.input_type), instruction_tokens)
             excerpt, keep = encode_input(tokenizer, text, params, most, special, positions=is_chunked, encoded=encoded)
             # Read before the tokens are truncated in place.
             is_instruction_cut = instruction_tokens > 0 and not excerpt.fits(keep)
