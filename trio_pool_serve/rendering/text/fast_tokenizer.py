@@ -34,6 +34,7 @@ class FastTokenizer(Tokenizer):
         self.special_tokens = self._backend.num_special_tokens_to_add(is_pair=False)
         self.pair_special_tokens = self._backend.num_special_tokens_to_add(is_pair=True)
         self._words = WordIds(self.encode_all) if tokenizes_by_words(self._backend) else None
+        self.has_short_ids = self._words is not None
 
     def encode(self, text: str, *, positions: bool = False) -> Encoded:
         """Tokenise without special tokens.

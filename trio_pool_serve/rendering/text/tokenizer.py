@@ -82,6 +82,8 @@ class Tokenizer(ABC):
     """Number of special tokens around one text."""
     pair_special_tokens: int = field(init=False)
     """Number of special tokens around a pair."""
+    has_short_ids: bool = field(default=False, init=False)
+    """Whether ``short_ids`` returns anything."""
     odd_to_first: ClassVar[bool] = False
     """Whether the first of two texts that are truncated gets the odd token, even if it is not the longer one."""
 
