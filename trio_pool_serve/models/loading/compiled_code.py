@@ -64,30 +64,22 @@ class CompiledCode:
         """Return the entry of models with the same small files: the code does not depend on the weights."""
         if (cache := ModelCache.of(self.config.cache_dir)) is None:
             return None
-        kind = (str(self.params.dtype), self._device, *self._versions.values())
-        return model_entry(
-            self.folder.path,
-            cache,
-            *("compiled blocks", self.folder.kind.load, *kind),
-            suffixes=SMALL_FILES,
-            part="-compiled",
-        )
+        what, versions = self._record.what, self._record.versions.values()
+        kind = ("compiled blocks", self.folder.kind.load, str(self.params.dtype), what, *versions)
+        return model_entry(self.folder.path, cache, *kind, suffixes=SMALL_FILES, part="-compiled")
+
+    @property
+    def _record(self) -> RecordBase:
+        device = self.params.device
+        name = cpu_name() if device.type == "cpu" else torch.get_device_module(device).get_device_name()
+        return RecordBase(what=f"compiled for {name}", versions=installed_versions(*LIBRARIES))
 
     def _compile(self, folder: Path) -> RecordBase:
         name, job = self.folder.path.name, ConversionJob.of(self.folder, self.config, compiles=True)
         with closing(ChildConverter.loaded(job)) as child:
             logger.info("%s is being compiled by another process, and computed without until then", name)
             child.compile(folder)
-        return RecordBase(what=f"compiled for {self._device}", versions=self._versions)
-
-    @property
-    def _device(self) -> str:
-        is_cpu = self.params.device.type == "cpu"
-        return cpu_name() if is_cpu else str(torch.get_device_module(self.params.device).get_device_name())
-
-    @property
-    def _versions(self) -> dict[str, str]:
-        return installed_versions(*LIBRARIES)
+        return self._record
 
 
 @define(eq=False)
@@ -107,6 +99,3 @@ class Compilation:
             peak = torch.get_device_module(params.device).max_memory_allocated(params.device)
             took += f" and {peak / 2**20:.0f} MiB of the GPU"
         logger.info("compiled in %.1f s by a process that took %s", time.perf_counter() - began, took)
-
-    def close(self) -> None:
-        """Do nothing: it holds memory only."""
