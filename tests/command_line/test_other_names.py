@@ -98,6 +98,10 @@ def test_a_model_may_stand_behind_its_name(name):
     assert (config.models, config.sources[0].name) == (("b",), "a")
 
 
+def test_vllms_quantization_while_loading_is_a_dtype_here():
+    assert read_config(["m", "--quantization", "fp8"]).sources[0].loading.dtype == "fp8"
+
+
 @pytest.mark.parametrize("name", [*GONE, *FOREIGN])
 def test_each_other_name_is_refused_with_what_to_use(name):
     reason = {**GONE, **FOREIGN}[name]
@@ -107,7 +111,7 @@ def test_each_other_name_is_refused_with_what_to_use(name):
 
 
 def test_all_that_are_refused_are_named_at_once(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", "m", "--fairness", "client", "--quantization=fp8"])
+    monkeypatch.setattr("sys.argv", ["trio-pool-serve", "serve", "m", "--fairness", "client", "--quantization=awq"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

@@ -10,7 +10,7 @@ from trio_pool_serve.command_line.server_commands import ENVIRONMENT_PREFIX
 
 pytestmark = pytest.mark.unit
 
-DTYPES = "auto, float32, bfloat16, float16, int8"
+DTYPES = "auto, float32, bfloat16, float16, int8, fp8"
 
 ARGUMENTS = {
     "serve m --prot 8": "Unknown flag --prot; did you mean --port?",

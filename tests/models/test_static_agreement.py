@@ -206,6 +206,7 @@ def test_a_folder_that_contradicts_itself_is_refused_by_name(edit: Callable[[Pat
     ("settings", "said"),
     [
         ({"dtype": "int8"}, "--dtype int8 does not apply to static embeddings"),
+        ({"dtype": "fp8"}, "--dtype fp8 does not apply to static embeddings"),
         ({"backend": "openvino"}, "--backend openvino does not apply"),
         ({"backend": "compile"}, "--backend compile does not apply"),
         ({"pooling": "cls"}, "--pooling requires a Pooling module"),

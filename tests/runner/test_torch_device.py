@@ -60,3 +60,19 @@ def test_without_a_gpu_auto_is_the_processor():
 def test_a_device_that_is_not_there_is_an_error():
     with pytest.raises(ModelLoadError, match="CUDA devices are usable"):
         resolve_device("cuda:99")
+
+
+@pytest.mark.parametrize(("capability", "is_accepted"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_fp8_is_for_gpus_that_compute_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, is_accepted: bool
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    if is_accepted:
+        assert resolve_dtype("fp8", GPU) == torch.bfloat16
+    else:
+        with pytest.raises(
+            ModelLoadError, match=r"--dtype fp8 .* 8\.9 or higher; cuda:0 has 8\.0\. Accepted there: auto"
+        ):
+            resolve_dtype("fp8", GPU)
+    with pytest.raises(ModelLoadError, match=r"--dtype fp8 .* not for a CPU"):
+        resolve_dtype("fp8", CPU)

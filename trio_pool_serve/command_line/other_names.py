@@ -45,6 +45,7 @@ VALUES: Mapping[str, str | None] = {
     "--dtype=float": "--dtype=float32",
     "--dtype=half": "--dtype=float16",
     "--pooling=lasttoken": "--pooling=last",
+    "--quantization=fp8": "--dtype=fp8",
     "--runner=auto": None,
     "--runner=pooling": None,
 }
@@ -143,7 +144,7 @@ FOREIGN = {
     "optimization-level": "use --backend compile.",
     "otlp-traces-endpoint": "set OpenTelemetry's own variable OTEL_EXPORTER_OTLP_ENDPOINT.",
     "override-pooler-config": "use --pooler-config.",
-    "quantization": "use --dtype int8 (CPU).",
+    "quantization": "use --dtype fp8 (GPU) or --dtype int8 (CPU).",
     "runner": "the model's files determine the task; --task overrides them.",
     "tensor-parallel-size": "a model must fit on one device; --replicas uses several devices.",
     "tokenizer": "the tokenizer of the model's folder is used.",

@@ -8,7 +8,7 @@ from attrs.validators import deep_iterable, ge, gt, in_, optional
 from trio_pool_serve.config.setting import Setting, matches
 from trio_pool_serve.types import PoolingTask
 
-Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 BackendChoice: TypeAlias = Literal["auto", "openvino", "torch", "compile"]
 LongText: TypeAlias = Literal["refuse", "truncate", "chunk"]
 Pooling: TypeAlias = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
@@ -46,7 +46,8 @@ class ModelConfig:
             "Data type of weights and activations. auto: bfloat16 if the CPU or GPU computes it natively and the model "
             "can be computed in it, else float32. float16: for GPUs; on CPU the same as auto. int8: on CPU, "
             "by OpenVINO. The first start in int8 quantises the model, which takes longer. Outputs differ slightly "
-            "from float32; if they differ too much, the server refuses the model."
+            "from float32; if they differ too much, the server refuses the model. fp8: on GPUs from compute capability "
+            "8.9, bfloat16 with the linear layers of the transformer's blocks in FP8, for large models of texts."
         ),
     ] = field(default="auto", validator=in_(get_args(Dtype)))
     device: Annotated[

@@ -180,8 +180,8 @@ class _Modules:
         shape = tuple(module.weight.shape) if isinstance(module, nn.Linear) else tuple(module.weight.shape)[::-1]
         require_shape(update, shape, name, self.folder)
         scale = update.scale * (float(getattr(module, "embed_scale", 1.0)) if is_embedding else 1.0)
-        up = self._placed(update.up * np.float32(scale), module)
-        down = self._placed(update.down, module)
+        up = self._placed(update.up * np.float32(scale), module.weight)
+        down = self._placed(update.down, module.weight)
         return EmbeddingChange(down.T.contiguous(), up) if is_embedding else LowRankChange(down, up)
 
     def replaced(self, weights: Mapping[str, Array]) -> dict[nn.Module, Change]:
@@ -198,7 +198,7 @@ class _Modules:
                 {key: each.shape for key, each in own.items()} == {key: tuple(theirs[key].shape) for key in theirs},
                 f"{self.folder} replaces {name} by weights of other names or shapes.",
             )
-            placed = {key: self._placed(each, module) for key, each in own.items()}
+            placed = {key: self._placed(each, theirs[key]) for key, each in own.items()}
             if all(torch.equal(placed[key], theirs[key]) for key in theirs):
                 continue  # PEFT stores embeddings beside their updates
             require(
@@ -210,6 +210,5 @@ class _Modules:
         return changes
 
     @staticmethod
-    def _placed(array: Array, module: nn.Module) -> Tensor:
-        weight = next(module.parameters())
+    def _placed(array: Array, weight: Tensor) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(weight.device, weight.dtype)

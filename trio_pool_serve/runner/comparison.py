@@ -12,10 +12,10 @@ from trio_pool_serve.runner.loaded_model import Backbone
 from trio_pool_serve.runner.torch_device import to_device
 from trio_pool_serve.types import PoolingRequest, RenderedPrompt, TokenIds
 
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01, torch.float8_e4m3fn: 0.2}
 """Largest relative difference of a row's output between computations that round differently. bfloat16 alone accounts
-for a third of its own."""
-
+for a third of its own. In FP8 the smallest differences before a layer may be a whole step after it: two computations
+are as near to each other as to bfloat16, which is 0.2 for the smallest cosine that is accepted, 0.98."""
 
 ROUNDING = TOLERANCES | {torch.float32: 1e-5}
 """By how much a row's output may change with the rows beside it, relative to its length. Stated in docs/openvino.md."""
@@ -76,6 +76,11 @@ def accepts_embeds(
         return difference(states_of(compute, prompts, pad_token_id=pad_token_id, device=device), expected) <= tolerance
     except (RuntimeError, ValueError, TypeError, AttributeError):
         return False
+
+
+def tolerance_of(backbone: Backbone) -> float:
+    """Return the tolerance for the least exact dtype of a model's weights."""
+    return max(TOLERANCES.get(parameter.dtype, 0.0) for parameter in backbone.model.parameters())
 
 
 def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from trio_pool_serve.config import Dtype
+from trio_pool_serve.errors import require
 
 
 @cache
@@ -40,8 +41,14 @@ def dtype_on_cpu(name: Dtype) -> str:
     """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading.
 
     float16 is as ``auto``: even on a CPU that multiplies it natively (AVX512-FP16) it takes 0.9 to 1.4 times as long as
-    float32, and bfloat16 0.3 to 0.6 times (MiniLM, 1 to 64 rows, by OpenVINO and by torch).
+    float32, and bfloat16 0.3 to 0.6 times (MiniLM, 1 to 64 rows, by OpenVINO and by torch). Raises ``ModelLoadError``
+    for fp8.
     """
+    require(
+        name != "fp8",
+        "--dtype fp8 is for GPUs with compute capability 8.9 or higher, not for a CPU; "
+        "accepted on CPU: auto, float32, bfloat16, int8.",
+    )
     if name in ("auto", "float16"):
         return "bfloat16" if has_native_bfloat16() else "float32"
     return "float32" if name == "int8" else name

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import require
-from trio_pool_serve.runner.comparison import TOLERANCES, difference, probe_rows, states_of
+from trio_pool_serve.runner.comparison import difference, probe_rows, states_of, tolerance_of
 from trio_pool_serve.runner.cuda.fused_blocks import fuse, twin_of
 from trio_pool_serve.runner.cuda.graphs import (
     CudaGraphBackend,
@@ -143,7 +143,7 @@ def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: i
 
 
 def _agrees(graphs: GraphedBackbone, packed: PackedBackbone, params: LoadingParams) -> bool:
-    return difference(_states(graphs, params), _states(packed, params)) <= TOLERANCES[params.dtype]
+    return difference(_states(graphs, params), _states(packed, params)) <= tolerance_of(packed.backbone)
 
 
 def _states(compute: GraphedBackbone | PackedBackbone, params: LoadingParams) -> list[Tensor]:

@@ -11,6 +11,9 @@ from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cpu_features import dtype_on_cpu
 
+FP8_CAPABILITY = (8, 9)
+"""Least compute capability for which torch multiplies in FP8 with a scale for each row."""
+
 
 def resolve_device(name: str) -> torch.device:
     """Return the device for ``--device``; raises ``ModelLoadError`` if it does not exist."""
@@ -28,11 +31,19 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype to load weights in for ``--dtype``; for int8 they are quantised after loading.
+    """Return the dtype to load weights in for ``--dtype``; for int8 and fp8 they are quantised after loading.
 
     ``auto`` is bfloat16 where the hardware computes it natively, as NVIDIA Ampere and later do, else float32. On CPU
-    so is float16.
+    so is float16. Raises ``ModelLoadError`` if the device does not compute fp8.
     """
+    if name == "fp8" and device.type != "cpu":
+        found = torch.get_device_module(device).get_device_capability(device)
+        require(
+            found >= FP8_CAPABILITY,
+            f"--dtype fp8 is for GPUs with compute capability 8.9 or higher; {device} has {found[0]}.{found[1]}. "
+            "Accepted there: auto, float32, bfloat16, float16.",
+        )
+        return torch.bfloat16
     if name == "auto" and device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
     if name == "float16" and device.type == "cuda":

@@ -10,7 +10,7 @@ from trio_pool_serve.errors import require
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 STRATEGIES = ("tensor", "channel", "block")
 
-INSTEAD = "Serve the original, unquantised checkpoint; on CPU, --dtype int8 quantises it."
+INSTEAD = "Serve the original, unquantised checkpoint; on CPU, --dtype int8 quantises it, on GPUs --dtype fp8."
 
 
 @frozen

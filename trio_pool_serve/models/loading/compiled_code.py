@@ -65,7 +65,7 @@ class CompiledCode:
         if (cache := ModelCache.of(self.config.cache_dir)) is None:
             return None
         what, versions = self._record.what, self._record.versions.values()
-        kind = ("compiled blocks", self.folder.kind.load, str(self.params.dtype), what, *versions)
+        kind = ("compiled blocks", self.folder.kind.load, self.config.dtype, str(self.params.dtype), what, *versions)
         return model_entry(self.folder.path, cache, *kind, suffixes=SMALL_FILES, part="-compiled")
 
     @property

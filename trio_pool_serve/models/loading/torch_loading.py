@@ -18,6 +18,7 @@ from trio_pool_serve.models.loading.compiled_code import CompiledCode
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
+from trio_pool_serve.runner.cuda.fp8_blocks import quantize_blocks
 from trio_pool_serve.runner.device_memory import is_out_of_memory
 from trio_pool_serve.runner.loaded_model import LoadedModel, LoadingParams
 from trio_pool_serve.runner.output_copy import OutputCopier
@@ -70,6 +71,10 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
         pad_token_id=folder.pad_token_id,
         max_tokens=folder.max_model_len,
     )
+    require(
+        config.dtype != "fp8" or not folder.reads_images,
+        "--dtype fp8 does not apply to models that read images; use bfloat16.",
+    )
     try:
         return _warm_runner(folder, params, config, offload)
     except FirstBatchError as error:
@@ -80,8 +85,9 @@ def load_warm_runner(folder: AnyModelFolder, config: ModelConfig, offload: Offlo
     # Outside of the handler, whose error refers to the first runner and its weights.
     dtype = str(params.dtype).removeprefix("torch.")
     require(
-        config.dtype != dtype,
-        f"--dtype {dtype}: torch cannot compute {folder.model_type} in it ({reason}). Use --dtype auto or float32.",
+        config.dtype not in (dtype, "fp8"),
+        f"--dtype {config.dtype}: torch cannot compute {folder.model_type} in it ({reason}). "
+        "Use --dtype auto or float32.",
     )
     logger.warning("%s is computed in float32, as torch cannot compute it in %s: %s", folder.path.name, dtype, reason)
     params = evolve(params, dtype=torch.float32)
@@ -111,7 +117,21 @@ def _warm_runner(
         max_tokens=folder.max_model_len,
     )
     copier = None if facts.on_cpu else OutputCopier(params.device, offload)
-    return _first_batch(TransformerRunner(loaded, params, facts, copier).warmed_up)
+    runner = _first_batch(TransformerRunner(loaded, params, facts, copier).warmed_up)
+    return _first_batch(partial(_in_fp8, runner)) if config.dtype == "fp8" else runner
+
+
+def _in_fp8(runner: TransformerRunner) -> TransformerRunner:
+    """Quantise the model. Raises ``ModelLoadError``, and errors of torch if the device does not compute it."""
+    report_step("quantising to FP8")
+    about = f"blocks in fp8 (cosine {quantize_blocks(runner.loaded.backbone, runner.params):.4f} with bfloat16)"
+    facts = evolve(
+        runner.facts,
+        computed_by=runner.facts.computed_by._replace(dtype="fp8"),
+        weight_bytes=runner.loaded.backbone.weight_bytes,
+        computation=(about,),
+    )
+    return evolve(runner, facts=facts)
 
 
 def _first_batch(compute: Callable[[], TransformerRunner]) -> TransformerRunner:
@@ -129,9 +149,11 @@ def _choose(
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(runner.loaded, config, params, why_torch)
+    computation = evolve(computation, about=(*runner.facts.computation, *computation.about))
     if computation.fuse is not None:
         computation = evolve(computation, fuse=CompiledCode(folder, config, params, computation.fuse))
-    fingerprint = fingerprint_of_loaded(folder.path, config, (), str(params.dtype), as_read=folder.file_states)
+    dtype = f"torch.{runner.facts.computed_by.dtype}"
+    fingerprint = fingerprint_of_loaded(folder.path, config, (), dtype, as_read=folder.file_states)
     return _first_batch(partial(runner.computing, computation, fingerprint))
 
 

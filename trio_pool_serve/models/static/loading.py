@@ -21,7 +21,7 @@ def open_static(folder: ModelFolder[Static], config: ModelConfig, offload: Offlo
         config.backend not in ("openvino", "compile"),
         f"--backend {config.backend} does not apply to static embeddings, which NumPy computes.",
     )
-    require(config.dtype != "int8", "--dtype int8 does not apply to static embeddings.")
+    require(config.dtype not in ("int8", "fp8"), f"--dtype {config.dtype} does not apply to static embeddings.")
     spec, place = folder.spec, folder.transformer_path / FILE
     tensors, _ = read_tensors(place)
     layers: list[VectorModule] = []

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import attention
 
 from trio_pool_serve.errors import require
-from trio_pool_serve.runner.comparison import TOLERANCES, accepts_embeds, difference, probe_rows, states_of
+from trio_pool_serve.runner.comparison import accepts_embeds, difference, probe_rows, states_of, tolerance_of
 from trio_pool_serve.runner.cuda.packed_inputs import POSITION_RULES, PackedInputs, PositionRule, fill, shape_of
 from trio_pool_serve.runner.cuda.varlen import VARLEN, CannotPackError, faster_kernels
 from trio_pool_serve.runner.forward_pass import Compute, ForwardPass
@@ -196,7 +196,7 @@ class PackedBackbone:
                 self.rule = rule
                 differences[rule] = difference(outputs_of(self, prompts), expected)
         self.rule = min(differences, key=differences.__getitem__)
-        tolerance = TOLERANCES[embedding.weight.dtype]
+        tolerance = tolerance_of(self.backbone)
         require(
             differences[self.rule] <= tolerance, f"its states differ by {differences[self.rule]:.2g}", CannotPackError
         )
@@ -222,7 +222,7 @@ def pack_backbone(backbone: Backbone, params: LoadingParams, oracle: Backbone | 
     """Return a packed backbone whose output agrees with that of ``oracle``, by default of ``backbone``.
 
     Raises ``CannotPackError`` for models whose code does not call registered attention functions, and if the output
-    differs by more than ``TOLERANCES`` or a row's output depends on other rows.
+    differs by more than ``tolerance_of`` it or a row's output depends on other rows.
     """
     packed = PackedBackbone(backbone, params.pad_token_id)
     try:
