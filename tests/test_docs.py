@@ -50,8 +50,9 @@ def test_a_generated_page_is_what_its_generator_writes(page: str):
     assert (ROOT / f"docs/{page}.md").read_text() == generator[f"{name}_page"](), f"run docs/generate_{name}.py"
 
 
-def test_the_page_on_quality_has_the_table_of_the_results():
-    results = (ROOT / "benchmarks" / "results" / "quality.md").read_text()
+@pytest.mark.parametrize("name", ["quality", "quality_fp8"])
+def test_the_page_on_quality_has_the_table_of_the_results(name: str):
+    results = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
     (table,) = re.findall(r"(?:^\|.*\n)+", results, re.M)
     assert table in (ROOT / "docs" / "quality.md").read_text()
 
