@@ -11,9 +11,6 @@ from trio_pool_serve.config import Dtype
 from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cpu_features import dtype_on_cpu
 
-FP8_CAPABILITY = (8, 9)
-"""Least compute capability for which torch multiplies in FP8 with a scale for each row."""
-
 
 def resolve_device(name: str) -> torch.device:
     """Return the device for ``--device``; raises ``ModelLoadError`` if it does not exist."""
@@ -39,7 +36,7 @@ def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:
     if name == "fp8" and device.type != "cpu":
         found = torch.get_device_module(device).get_device_capability(device)
         require(
-            found >= FP8_CAPABILITY,
+            found >= (8, 9),  # for less, torch has no products in FP8
             f"--dtype fp8 is for GPUs with compute capability 8.9 or higher; {device} has {found[0]}.{found[1]}. "
             "Accepted there: auto, float32, bfloat16, float16.",
         )

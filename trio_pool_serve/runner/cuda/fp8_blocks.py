@@ -17,9 +17,6 @@ from trio_pool_serve.types import RenderedPrompt
 
 FP8 = torch.float8_e4m3fn
 
-LEAST_SCALE = 1e-12
-"""Of rows of zeros, which cannot be divided by their largest number."""
-
 ALIGNMENT = 16
 """The numbers of inputs and outputs must be multiples of it for torch's kernels on GPUs."""
 
@@ -56,7 +53,7 @@ class Fp8Linear(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs [..., out] for inputs [..., in], in their dtype."""
         rows, scale = quantize(inputs.reshape(-1, self.in_features))
-        outputs = torch._scaled_mm(  # noqa: SLF001  (as torch's own documentation calls it)
+        outputs = torch._scaled_mm(  # noqa: SLF001  (torch 2.9 has no public form of it)
             rows,
             self.quantized.T,
             scale_a=scale,
@@ -71,7 +68,7 @@ class Fp8Linear(nn.Linear):
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [rows, width] in FP8, and their scales [rows, 1] in float32."""
     rows = rows.float()
-    scale = (rows.abs().amax(1, keepdim=True) / torch.finfo(FP8).max).clamp(min=LEAST_SCALE)
+    scale = (rows.abs().amax(1, keepdim=True) / torch.finfo(FP8).max).clamp(min=1e-12)  # rows may be zeros
     return (rows / scale).to(FP8, memory_format=torch.contiguous_format), scale
 
 
@@ -80,15 +77,14 @@ def quantize_blocks(backbone: Backbone, params: LoadingParams) -> float:
 
     Raises ``ModelLoadError`` if there are none, and if the cosine is smaller.
     """
-    model = backbone.model
     rows = probe_rows(backbone.vocab_size, [min(tokens, params.max_tokens) for tokens in (64, 12, 5)])
     # A classifier's few logits would tell little.
-    hidden, prompts = Backbone(model.base_model), [*map(RenderedPrompt, rows)]
+    hidden, prompts = Backbone(backbone.model.base_model), [*map(RenderedPrompt, rows)]
     states = partial(states_of, hidden, prompts, pad_token_id=params.pad_token_id, device=params.device)
     before = torch.cat(states())
     layers = {
         layer
-        for blocks in model.modules()
+        for blocks in backbone.model.modules()
         if isinstance(blocks, nn.ModuleList)
         for layer in blocks.modules()
         if type(layer) is nn.Linear and layer.in_features % ALIGNMENT == layer.out_features % ALIGNMENT == 0
