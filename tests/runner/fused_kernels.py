@@ -35,7 +35,7 @@ def fused(served: ServedModel, files: Path) -> PackedBackbone:
     runner = served.runner
     twin, packed = twin_of(runner.loaded.backbone), pack_backbone(runner.loaded.backbone, runner.params)
     with compiler_files_in(files):
-        packed.fused = fuse(twin, runner.loaded.backbone, runner.params)
+        packed.fused = fuse(twin, runner.params)
     return packed
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.models.model_families import TEXTS, ServedModel, largest_difference, 
 from tests.runner.fused_kernels import RECORD, compiled_kernels, fused
 from tests.runner.test_graphs import SHAPES, FakeGraphBackend
 from tests.runner.test_varlen import PACKED, packed_backbone
-from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, twin_of
+from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
 from trio_pool_serve.runner.cuda.graphs import GraphedBackbone
 from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.padded_or_packed import change_over
@@ -55,6 +56,38 @@ async def test_every_family_agrees_and_nothing_in_it_waits_for_the_device(tmp_pa
             theirs = [row[index] for row in expected]
             size = max(1.0, *(float(np.abs(row).max()) for row in theirs))
             assert largest_difference([row[index] for row in ours], theirs) < TOLERANCE * size
+
+
+async def test_batches_of_another_thread_and_numbers_of_threads_do_not_disturb_it(tmp_path: Path):
+    served = ServedModel(write_family(tmp_path / "bert", "bert"))
+    runner, expected = served.runner, await served.embed(TEXTS)
+    twin, packed = twin_of(runner.loaded.backbone), packed_backbone(served)
+    served.runner = evolve(runner, compute=packed)
+    batch = Batch(tuple(await served.requests(TEXTS)))
+    ended, launched = threading.Event(), threading.Event()
+
+    def launch() -> None:
+        while not ended.is_set():
+            served.runner.launch(batch)
+            launched.set()
+
+    launching = threading.Thread(target=launch)
+    launching.start()
+    launched.wait()
+    try:
+        with compiler_files_in(tmp_path / "files"):
+            packed.fused = fuse(twin, runner.params)
+    finally:
+        ended.set()
+        launching.join()
+    torch.compiler.set_stance("fail_on_recompile")
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
+    finally:
+        torch.set_num_threads(before)
 
 
 async def test_graphs_are_captured_again_one_by_one_and_adapted_rows_are_computed_without(tmp_path: Path):

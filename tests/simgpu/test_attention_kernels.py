@@ -13,6 +13,7 @@ from torch.nn.attention import _registry
 from tests.models.model_families import ServedModel, write_family
 from tests.simgpu import sim_tensor
 from tests.simgpu.serving import on_simulated_device
+from trio_pool_serve.runner.cuda import packed_backbone
 
 
 class Kernel:
@@ -41,6 +42,7 @@ class Kernel:
 @contextmanager
 def installed(**kernels: Kernel) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_backbone, "_kernel", [])
         for name, kernel in kernels.items():
             patch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, kernel)
         try:
@@ -72,7 +74,11 @@ def test_a_kernel_that_differs_is_not_used(tmp_path: Path):
     wrong, right = Kernel(lambda output: output * 1.5), Kernel(lambda output: output)
     with on_simulated_device(), installed(FA3=wrong, FA4=right):
         assert "attention by FA4" in str(loaded(tmp_path).runner.facts)
+    wrong.calls = 0
     with on_simulated_device(), installed(FA3=wrong):
         assert "without padding, attention by FA2" in str(loaded(tmp_path).runner.facts)
         assert attention.current_flash_attention_impl() is None
-    assert wrong.calls
+        first = wrong.calls
+        assert first
+        loaded(tmp_path)
+        assert wrong.calls == first, "a later model has the kernel of the first"

@@ -64,7 +64,7 @@ async def test_kinds_do_not_wait_for_each_other():
 def test_each_kind_has_the_capacity_it_was_given():
     offload = Offload(render=2, media=6, postprocess=3, launch=4, copy=5, idle_launches=7)
     given = {"render": 2, "media": 6 + 1, "postprocess": 3, "launch": 4, "background": 7, "copy": 5}
-    others = {"download": 4, "load": 1, "ahead": 1, "cluster": 1, "files": 2}
+    others = {"download": 4, "load": 1, "compile": 1, "ahead": 1, "cluster": 1, "files": 2}
     assert {kind: limiter.capacity for kind, limiter in offload.statistics().items()} == given | others
 
 

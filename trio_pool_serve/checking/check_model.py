@@ -141,7 +141,7 @@ async def _measure(service: Service, show: Callable[[str], object]) -> tuple[int
         return None, []
     batches = facts.concurrent_launches
     longest = model.renderer.max_model_len
-    if facts.improvements and isinstance(model.engine.devices, Worker):
+    if isinstance(model.engine.devices, Worker) and not model.engine.devices.improved.is_set():
         show("compiling")
         await model.engine.devices.improved.wait()
     show("computing the largest batch")

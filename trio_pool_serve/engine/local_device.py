@@ -255,7 +255,7 @@ class LocalDevice(Device):
         began = time.perf_counter()
         try:
             for prepare in self.facts.improvements:
-                for step in await self.offload.run("load", prepare):
+                for step in await self.offload.run("compile", prepare):
                     async with self._turns["launch"]:
                         await self._in_thread("launch", step)
         except Exception as error:

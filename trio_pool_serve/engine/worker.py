@@ -52,12 +52,12 @@ class Worker(Devices):
                 nursery.start_soon(device.keep_returning_memory)
                 nursery.start_soon(device.count_ticks)
                 await self._compute_one(device)
-                self._facts = device.facts
+                self._facts = evolve(device.facts, improvements=())  # which refer to the model even once it is freed
                 for _ in range(device.most_launches):
                     nursery.start_soon(self.dispatcher.pull, nursery)
                 self.dispatcher.add(device)
                 if await device.improve():
-                    self._facts = evolve(device.facts, computation=(*device.facts.computation, "compiled"))
+                    self._facts = evolve(self._facts, computation=(*self._facts.computation, "compiled"))
                 self.improved.set()
         except Exception as error:
             if isinstance(cause := innermost(error), ModelLoadError):

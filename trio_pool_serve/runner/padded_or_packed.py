@@ -1,7 +1,7 @@
 """The choice of how a backbone is computed: directly, packed, from CUDA graphs, and compiled later."""
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -26,6 +26,8 @@ from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingPa
 from trio_pool_serve.runner.transformer_masks import skip_mask_checks
 from trio_pool_serve.telemetry.start_display import report_items
 from trio_pool_serve.types import RenderedPrompt, Steps
+
+logger = logging.getLogger(__name__)
 
 Capture: TypeAlias = Callable[[int], str]
 """Captures CUDA graphs for batches of up to this many tokens, and returns words for the log."""
@@ -90,7 +92,7 @@ def change_over(twin: Backbone, packed: PackedBackbone, graphs: GraphedBackbone 
 
     The last step raises ``CannotPackError`` if the graphs' output differs; then nothing is fused and none are left.
     """
-    fused = fuse(twin, packed.backbone, params)
+    fused = fuse(twin, params)
 
     def begin() -> None:
         packed.fused = fused
@@ -114,9 +116,11 @@ def _copied(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> B
     require(on_cpu or params.dtype != torch.float32, "packed attention does not support float32", CannotPackError)
     require(on_cpu or has_flash(), "this version of torch has no variable-length attention", CannotPackError)
     require(type(backbone) is Backbone, "it reads images", CannotPackError)
-    with suppress(Exception):
+    try:
         return twin_of(backbone)
-    return None
+    except Exception as error:
+        logger.warning("%s is not compiled, as its code cannot be copied: %r", type(backbone.model).__name__, error)
+        return None
 
 
 def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: int) -> str:
@@ -131,7 +135,7 @@ def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: i
     try:
         # A failed capture keeps its memory (pytorch issue 190348), so code that waits for the device is not captured.
         with synchronisations_refused(params.device):
-            _states(graphs.packed, params)
+            _states(graphs.packed, backbone, params)
         graphs.capture(report_items(shapes, "capturing CUDA graphs"))
         agrees = _agrees(graphs, graphs.packed, params)
     except Exception as error:
@@ -143,11 +147,11 @@ def _capture(graphs: GraphedBackbone, params: LoadingParams, max_batch_tokens: i
 
 
 def _agrees(graphs: GraphedBackbone, packed: PackedBackbone, params: LoadingParams) -> bool:
-    return difference(_states(graphs, params), _states(packed, params)) <= tolerance_of(packed.backbone)
+    expected = _states(packed, packed.backbone, params)
+    return difference(_states(graphs, packed.backbone, params), expected) <= tolerance_of(packed.backbone)
 
 
-def _states(compute: GraphedBackbone | PackedBackbone, params: LoadingParams) -> list[Tensor]:
-    packed = compute if isinstance(compute, PackedBackbone) else compute.packed
-    rows = probe_rows(packed.backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
+def _states(compute: Compute, backbone: Backbone, params: LoadingParams) -> list[Tensor]:
+    rows = probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
     prompts = [*map(RenderedPrompt, rows)]
     return states_of(compute, prompts, pad_token_id=params.pad_token_id, device=params.device)

@@ -32,6 +32,7 @@ _ENGINE = {
 _LIMITER = {
     "download": "downloading models while the server runs",
     "load": "loading models",
+    "compile": "compiling models",
     "render": "tokenising, and decoding bodies",
     "media": "decoding images",
     "cluster": "token pooling",

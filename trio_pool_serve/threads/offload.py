@@ -31,20 +31,21 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LimiterName: TypeAlias = Literal[
-    "render", "media", "cluster", "postprocess", "download", "load", "launch", "ahead", "background", "copy", "files"
-]
+    "render", "media", "cluster", "postprocess", "download", "load", "compile", "launch", "ahead", "background", "copy",
+    "files",
+]  # fmt: skip
 """render: prompts to token ids, and decoding large bodies. media: image bytes to the image processor's arrays.
 cluster: token pooling. postprocess: outputs to bytes. download: models from the hub, while the server runs. load:
-loading models, one at a time. launch: forward passes. ahead: the next forward pass. background: forward passes of
-planned batches at idle priority. copy: waiting for copies from the device. files: reading and writing files of bulk
-work."""
+loading models, one at a time. compile: compiling models that are loaded. launch: forward passes. ahead: the next
+forward pass. background: forward passes of planned batches at idle priority. copy: waiting for copies from the device.
+files: reading and writing files of bulk work."""
 
-CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "cluster": 1, "download": 4, "load": 1, "files": 2}
+CAPACITIES: dict[LimiterName, int] = {"ahead": 1, "cluster": 1, "compile": 1, "download": 4, "load": 1, "files": 2}
 """Capacities that are not set. A download that hangs does not hold up the others. Two imports or conversions at a time
 are no faster, and take the memory of both; so do two clusterings, which hold the interpreter lock most of the time. One
 file is read while another is written."""
 
-OF_RUNNERS = {"load", "launch", "ahead", "background"}
+OF_RUNNERS = {"load", "compile", "launch", "ahead", "background"}
 """Kinds of work that call runners. Their errors other than ``Exception``, such as ``SystemExit``, become
 ``RunnerDeadError``."""
 
@@ -156,13 +157,13 @@ class Offload:
         always use the same threads, until ``close``. Without ``lowers_priority`` the thread keeps its priority: for
         callables that compute in threads of their own, and hold the interpreter lock themselves.
 
-        Raises what ``blocking`` raises; for ``load``, ``launch``, ``ahead`` and ``background``, ``RunnerDeadError``
+        Raises what ``blocking`` raises; for ``OF_RUNNERS``, ``RunnerDeadError``
         instead of a ``BaseException`` that is not an ``Exception``.
 
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
         Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
-        ``abandon_on_cancel``, and always for ``load``, ``launch``, ``ahead`` and ``background``, at once, and the
+        ``abandon_on_cancel``, and always for ``OF_RUNNERS``, at once, and the
         thread holds its token until it ends.
         """
         called = time.perf_counter()
@@ -204,9 +205,9 @@ class Offload:
             return timed()
         if kind in ("launch", "ahead", "background"):
             return await self._launch_threads.run(timed, limiter=limiter)
-        if kind != "load":
+        if kind not in ("load", "compile"):
             return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        with closing(DedicatedThreads("load")) as loading:  # with a new thread, torch's threads for it end
+        with closing(DedicatedThreads(kind)) as loading:  # with a new thread, torch's threads for it end
             return await loading.run(timed, limiter=limiter)
 
     async def in_turn(self, client: int, blocking: Callable[[], T]) -> T:

@@ -68,7 +68,9 @@ def test_other_tokenizers_have_no_ids_of_words():
     other_words, with_blank = copy_of(word_piece_backend()), copy_of(word_piece_backend())
     other_words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     with_blank.add_special_tokens([AddedToken("two words")])
-    for backend in (byte_level_backend(), unigram_backend(), other_words, with_blank):
+    with_tab = copy_of(word_piece_backend())
+    with_tab.add_tokens([AddedToken("two\twords", normalized=True)])
+    for backend in (byte_level_backend(), unigram_backend(), other_words, with_blank, with_tab):
         assert not tokenizes_by_words(backend)
         assert FastTokenizer(copy_of(backend), frozenset()).short_ids("a", add_special_tokens=True) is None
 
@@ -101,6 +103,17 @@ def test_words_are_forgotten_when_there_are_too_many(monkeypatch):
     expected = {number: words.ids_of(f"word {number}") for number in range(30)}
     assert len(words._known) <= 10
     assert {number: words.ids_of(f"word {number}") for number in range(30)} == expected
+
+
+def test_a_word_may_become_known_while_it_is_looked_up():
+    class Late(dict[str, list[int]]):
+        def __missing__(self, word: str) -> list[int]:
+            self[word] = [len(word)]  # by another thread
+            raise KeyError(word)
+
+    words = word_ids_of([])
+    words._known = Late()
+    assert words.ids_of("one") == [3]
 
 
 def test_threads_share_the_words(monkeypatch):

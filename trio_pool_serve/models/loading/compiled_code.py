@@ -91,9 +91,9 @@ class Compilation:
     def convert(self, folder: Path) -> None:
         """Write the compiler's files to an empty folder. Blocks for up to a minute. Raises the errors of ``fuse``."""
         began = time.perf_counter()
-        backbone, params = self.runner.loaded.backbone, self.runner.params
+        params = self.runner.params
         with compiler_files_in(folder):
-            fuse(twin_of(backbone), backbone, params)
+            fuse(twin_of(self.runner.loaded.backbone), params)
         took = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
         if params.device.type != "cpu":
             peak = torch.get_device_module(params.device).max_memory_allocated(params.device)

@@ -95,9 +95,10 @@ def _reply_to(order: ConversionJob | Convert, models: "dict[int, Preparation | C
         if isinstance(error, OSError) and isinstance(order, Convert):
             return Reply(error=sendable(error.strerror or str(error)), errno=error.errno or errno.EIO)
         # Only the innermost calls: long lines are cut at the end.
-        logger.error("a model cannot be loaded:\n%s", format_exc(limit=-12))  # noqa: TRY400
+        failed = "converted" if isinstance(order, Convert) else "loaded"
+        logger.error("a model cannot be %s:\n%s", failed, format_exc(limit=-12))  # noqa: TRY400
         first_line = next(iter(str(error).splitlines()), "")
-        return Reply(error=sendable(f"The model cannot be loaded: {type(error).__name__}: {first_line}"))
+        return Reply(error=sendable(f"The model cannot be {failed}: {type(error).__name__}: {first_line}"))
 
 
 def load_to_convert(job: ConversionJob) -> "Preparation | Compilation":

@@ -17,8 +17,8 @@ MAX_WORDS = 2**14
 def tokenizes_by_words(backend: tokenizers.Tokenizer) -> bool:
     """Return whether the tokens of a text are those of its parts between spaces: BERT's rules.
 
-    They change one character at a time, and a space ends a word. Special tokens are found before that, so none may
-    have a space.
+    They change one character at a time, and a space ends a word. Added tokens are found before that, or after other
+    white space has become spaces, so none may have any.
     """
     rules = (
         (backend.normalizer, tokenizers.normalizers.BertNormalizer),
@@ -26,7 +26,8 @@ def tokenizes_by_words(backend: tokenizers.Tokenizer) -> bool:
         (backend.model, tokenizers.models.WordPiece),
     )
     added = backend.get_added_tokens_decoder().values()
-    return all(isinstance(part, kind) for part, kind in rules) and not any(" " in token.content for token in added)
+    has_space = any(map(str.isspace, "".join([token.content for token in added])))
+    return all(isinstance(part, kind) for part, kind in rules) and not has_space
 
 
 @define(eq=False)
@@ -44,7 +45,7 @@ class WordIds:
             return [token_id for word in words for token_id in known[word]]
         except KeyError:
             unknown = [word for word in dict.fromkeys(words) if word not in known]
-        if max(map(len, unknown)) > MAX_CHARACTERS:
+        if max(map(len, unknown), default=0) > MAX_CHARACTERS:
             return None
         if len(known) + len(unknown) > MAX_WORDS:
             known, unknown = {}, [*dict.fromkeys(words)]

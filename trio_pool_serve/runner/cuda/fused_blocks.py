@@ -9,18 +9,21 @@ import atexit
 import copy
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
 
 UNLIKE_PROBES = PackedShape(tokens=259, rows=9, longest=131)
@@ -33,7 +36,7 @@ OPTIONS = {"compile_threads": 1, "cpp.dynamic_threads": True, "cpp_cache_precomp
 """No processes beside this one, code for any number of threads, and no files outside of the folder for them."""
 
 _compiling = threading.Lock()
-"""Held while torch compiles in this process."""
+"""Held while torch compiles in this process, for one model at a time."""
 
 # Python's end would end the thread of the compiler, whose C++ code then aborts the process.
 atexit.register(_compiling.acquire, timeout=10)
@@ -46,39 +49,49 @@ def twin_of(backbone: Backbone) -> Backbone:
     return Backbone(copy.deepcopy(model, shared), backbone.output)
 
 
-def fuse(twin: Backbone, oracle: Backbone, params: LoadingParams) -> PackedBackbone:
-    """Compile the blocks of ``twin``, and return its packed backbone, whose output agrees with that of ``oracle``.
+def fuse(twin: Backbone, params: LoadingParams) -> PackedBackbone:
+    """Compile the blocks of ``twin``, and return its packed backbone, whose output agrees with what it computed before.
 
     Afterwards nothing is compiled in the process: what fits no compiled code is computed without. Blocks for seconds,
     for a minute if the compiler's cache is empty. Raises ``CannotPackError``, and the compiler's errors.
     """
+    oracle = twin_of(twin)  # not the model that serves, whose hooks are for the batches of another thread
     transformer: Any = twin.model.base_model
     blocks = [module for module in transformer.modules() if isinstance(module, GradientCheckpointingLayer)]
     for block in blocks or [transformer]:
-        block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True)
-    with _compiling, dynamo_config.patch(recompile_limit=MAX_VARIANTS), inductor_config.patch(OPTIONS):
-        torch.compiler.set_stance("default")
-        try:
-            packed = pack_backbone(twin, params, oracle)
-            torch.compiler.set_stance("fail_on_recompile")
-            with torch.inference_mode():
-                buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
-                packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
-        finally:
-            torch.compiler.set_stance("eager_on_recompile")
+        block.forward = torch.compile(block.forward, dynamic=True, fullgraph=True, options={"guard_filter_fn": _guards})
+    with (
+        dynamo_config.patch(recompile_limit=MAX_VARIANTS),
+        inductor_config.patch(OPTIONS),
+        torch.compiler.set_stance("default"),
+    ):
+        packed = pack_backbone(twin, params, oracle)
+        compiled = counters["stats"]["unique_graphs"]
+        with torch.inference_mode():
+            buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
+            packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
+        is_general = counters["stats"]["unique_graphs"] == compiled
+        require(is_general, "its compiled code is for some sizes only", CannotPackError)
+    torch.compiler.set_stance("eager_on_recompile")
     return packed
+
+
+def _guards(guards: Sequence[Any]) -> list[bool]:
+    """Return which conditions of compiled code are checked: not torch's number of threads, which batches change."""
+    return [guard.guard_type != "GLOBAL_STATE" for guard in guards]
 
 
 @contextmanager
 def compiler_files_in(folder: Path) -> Iterator[None]:
-    """Within the block, torch's compiler keeps its files in a folder: in all threads, so for one at a time."""
+    """Within the block, torch's compiler keeps its files in a folder, in all threads: one block runs at a time."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ |= {name: str(folder / name.partition("_")[0].lower()) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    with _compiling:
+        before = {name: os.environ.get(name) for name in names}
+        os.environ |= {name: str(folder / name.partition("_")[0].lower()) for name in names}
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value

@@ -160,21 +160,19 @@ class GraphedBackbone:
         try:
             for shape in shapes:
                 with suppress(OutOfDeviceMemoryError):
-                    graph = computed_or_out_of_memory(
-                        partial(self._capture, shape), partial(release_caches, self.device)
-                    )
-                    self._graphs.insert(0, graph)
+                    self._graphs.insert(0, self._capture(shape))
         except Exception:
             self.clear()
             raise
 
     def renewals(self) -> Sequence[Callable[[], None]]:
-        """Return a step for each graph, that captures it again: by ``packed.fused`` from now on."""
+        """Return a step for each graph, that captures it again, of ``packed.fused``; without memory, it stays."""
         return [partial(self._renew, shape) for shape in reversed(self.shapes)]
 
     @torch.inference_mode()
     def _renew(self, shape: PackedShape) -> None:
-        self._graphs[self.shapes.index(shape)] = self._capture(shape)
+        with suppress(OutOfDeviceMemoryError):
+            self._graphs[self.shapes.index(shape)] = self._capture(shape)
 
     def clear(self) -> None:
         """Drop all graphs, and return their memory."""
@@ -189,5 +187,7 @@ class GraphedBackbone:
     def _capture(self, shape: PackedShape) -> Graph:
         buffer = torch.zeros(shape.nbytes, dtype=torch.uint8, device=self.device)
         inputs = PackedInputs.of_buffer(shape, buffer)
-        output, replay = self.backend.capture(lambda: (self.packed.fused or self.packed).compute(inputs))
+        compute = partial((self.packed.fused or self.packed).compute, inputs)
+        capture = partial(self.backend.capture, compute)
+        output, replay = computed_or_out_of_memory(capture, partial(release_caches, self.device))
         return Graph(shape, buffer, output, replay)

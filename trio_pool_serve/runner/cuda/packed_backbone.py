@@ -238,15 +238,27 @@ def pack_backbone(backbone: Backbone, params: LoadingParams, oracle: Backbone | 
 def pack_with_fastest_attention(backbone: Backbone, params: LoadingParams) -> tuple[PackedBackbone, str]:
     """Return a packed backbone, and the name of its kernel; "" on CPU. Raises ``CannotPackError`` as ``pack_backbone``.
 
-    It is the fastest kernel for the device whose package is installed and with which the output agrees; it is used by
-    the whole process from then on.
+    It is the fastest kernel for the device whose package is installed and with which the output agrees. The whole
+    process uses it from then on, so later models have the choice of the first one.
     """
-    for name in faster_kernels(params.device):
+    for name in () if _kernel else faster_kernels(params.device):
         try:
             attention.activate_flash_attention_impl(name)
-            return pack_backbone(backbone, params), name
+            packed = pack_backbone(backbone, params)
         except Exception as error:
             logger.info("attention is not computed by %s: %s", name, error)
             if attention.current_flash_attention_impl() is not None:
                 attention.restore_flash_attention_impl()
-    return pack_backbone(backbone, params), "" if params.device.type == "cpu" else "FA2"
+        else:
+            _kernel.append(name)
+            return packed, name
+    packed = pack_backbone(backbone, params)
+    if params.device.type == "cpu":
+        return packed, ""
+    if not _kernel:
+        _kernel.append("FA2")
+    return packed, _kernel[0]
+
+
+_kernel: list[str] = []
+"""The kernel of this process, once a model has chosen it."""
