@@ -37,7 +37,7 @@ COMPILING = "bert is being compiled by another process, and computed without unt
 ENDS = """
 import atexit, sys, time, traceback
 def compiles(frame):
-    return "fused_blocks.py" in [frame.f_code.co_filename.rpartition("/")[2] for frame, _ in traceback.walk_stack(frame)]
+    return any("fused_blocks" in each.f_code.co_filename for each, _ in traceback.walk_stack(frame))
 # The first that is registered is called last.
 atexit.register(lambda: print(*map(compiles, sys._current_frames().values())))
 from trio_pool_serve.python_api import Model
