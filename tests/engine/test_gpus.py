@@ -16,7 +16,7 @@ from tests.fake_nvidia_smi import EIGHT, LABELS, MODEL, UUIDS, printing, write_n
 from tests.pipes import read
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.engine import gpus
-from trio_pool_serve.engine.gpus import Gpu, find_gpus, find_mps_daemon, parse_listing, visible_among
+from trio_pool_serve.engine.gpus import Gpu, find_gpus, parse_listing, sharing_by_mps, visible_among
 
 pytestmark = pytest.mark.unit
 
@@ -278,21 +278,18 @@ def directory():
 
 def test_a_daemon_listens_to_the_socket_in_its_directory_which_has_a_default(directory, monkeypatch):
     environment, control = {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}, directory / "control"
-    assert not find_mps_daemon(environment).answers
+    assert "take turns" in sharing_by_mps(environment)
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         with socket.socket(socket.AF_UNIX, kind) as daemon:
             daemon.bind(str(control))
             daemon.listen()
-            found = find_mps_daemon(environment)
-            assert found.answers
-            assert found.sharing == (
-                f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"
-            )
+            found = sharing_by_mps(environment)
+            assert found == f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"
             monkeypatch.setattr(gpus, "MPS_PIPE_DIRECTORY", str(directory))
-            assert found == find_mps_daemon({}) == find_mps_daemon({"CUDA_MPS_PIPE_DIRECTORY": ""})
+            assert found == sharing_by_mps({}) == sharing_by_mps({"CUDA_MPS_PIPE_DIRECTORY": ""})
         assert control.is_socket()
-        assert "take turns" in find_mps_daemon(environment).sharing
-        assert "(Connection refused)" in find_mps_daemon(environment).sharing
+        assert "take turns" in sharing_by_mps(environment)
+        assert "(Connection refused)" in sharing_by_mps(environment)
         control.unlink()
 
 
@@ -305,24 +302,24 @@ def test_a_daemon_that_is_busy_answers(directory):
             client = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
             with suppress(BlockingIOError):
                 client.connect(str(directory / "control"))
-        assert find_mps_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(directory)}).answers
+        assert "concurrently" in sharing_by_mps({"CUDA_MPS_PIPE_DIRECTORY": str(directory)})
 
 
 def test_what_is_no_socket_is_no_daemon(directory):
     os.mkfifo(directory / "control")
-    assert not find_mps_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(directory)}).answers
+    assert "take turns" in sharing_by_mps({"CUDA_MPS_PIPE_DIRECTORY": str(directory)})
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "x" * 5000, "/proc/1/cwd", "/dev/null"])
 def test_a_directory_that_cannot_be_read_has_no_daemon(name):
-    assert not find_mps_daemon({"CUDA_MPS_PIPE_DIRECTORY": name}).answers
+    assert "take turns" in sharing_by_mps({"CUDA_MPS_PIPE_DIRECTORY": name})
 
 
 def test_where_no_daemon_answers_it_is_said_where_to_start_one(tmp_path):
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PATH": str(tmp_path)}
     reason = f"replicas on the same GPU take turns: no MPS control daemon answers at {tmp_path}"
     start = "(No such file or directory). Start nvidia-cuda-mps-control -d"
-    without_tool = find_mps_daemon(environment).sharing
+    without_tool = sharing_by_mps(environment)
     assert without_tool == f"{reason} {start} on the host, and mount its directory here."
     (tmp_path / "nvidia-cuda-mps-control").touch(mode=0o755)
-    assert find_mps_daemon(environment).sharing == f"{reason} {start} before the server."
+    assert sharing_by_mps(environment) == f"{reason} {start} before the server."

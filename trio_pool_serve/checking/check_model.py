@@ -34,7 +34,7 @@ from trio_pool_serve.checking.model_report import (
 )
 from trio_pool_serve.config import BatchConfig, Config, LoggingConfig
 from trio_pool_serve.engine.engine import Engine
-from trio_pool_serve.engine.gpus import MpsDaemon, find_gpus, find_mps_daemon
+from trio_pool_serve.engine.gpus import find_gpus, sharing_by_mps
 from trio_pool_serve.engine.process_placement import replicas_of
 from trio_pool_serve.engine.worker import Worker
 from trio_pool_serve.errors import PoolServeError, unwrap_exception_groups
@@ -119,7 +119,7 @@ async def check_model(config: Config, show: Callable[[str], object], *, measure:
                 resident_after_load=loaded,
                 peak_of_largest_batch=peak,
             )
-            return _report(service, config, memory, speed, load_s, placed, find_mps_daemon() if gpus else None)
+            return _report(service, config, memory, speed, load_s, placed, sharing_by_mps() if gpus else "")
 
 
 def _in_this_process(config: Config, placed: Config) -> Config:
@@ -227,7 +227,7 @@ def _report(
     speed: list[Speed],
     load_s: float,
     placed: Config,
-    mps: MpsDaemon | None,
+    mps: str,
 ) -> ModelReport:
     model, facts = service.model(), service.model().engine.facts
     folder, spec = model.folder, model.folder.spec

@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trio_pool_serve.config import Config, ModelConfig, Placement
-from trio_pool_serve.engine.gpus import MpsDaemon
 from trio_pool_serve.models.files.adapter_files import read_adapter_config
 from trio_pool_serve.models.files.joined_folder import adapter_in
 from trio_pool_serve.models.model_kind import AnyModelFolder, Scoring, Similarity
@@ -95,8 +94,8 @@ class ModelReport:
     memory: Memory
     speed: list[Speed]
     warnings: list[str]
-    mps: MpsDaemon | None = None
-    """Whether engine processes on the same GPU would compute at the same time; ``None`` without GPUs."""
+    mps: str = ""
+    """Whether engine processes on the same GPU would compute at the same time; empty without GPUs."""
     command: str = ""
     """Serves the model with the same settings."""
 
@@ -217,7 +216,7 @@ def _facts(report: ModelReport) -> list[tuple[str, str]]:
         ("fingerprint", report.fingerprint),
         ("agreement", "" if cosine is None else f"cosine with float32: {cosine:.4f}"),
         ("engine", f"{report.engine}, {report.replicas} at a time, batches of {report.max_batch_tokens} tokens"),
-        ("MPS", "" if report.mps is None else report.mps.sharing),
+        ("MPS", report.mps),
         ("loaded in", f"{report.load_s:.1f} s"),
     ]
 

@@ -203,21 +203,12 @@ def _printable(name: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in name[:MAX_NAME])
 
 
-@frozen
-class MpsDaemon:
-    """The control daemon of NVIDIA's Multi-Process Service, with which several processes compute on a GPU at a time."""
+def sharing_by_mps(environment: Mapping[str, str] = os.environ) -> str:
+    """Say how replicas on the same GPU compute, and what to do if they take turns.
 
-    directory: str
-    answers: bool
-    sharing: str
-    """How replicas on the same GPU compute, and what to do if they take turns."""
-
-
-def find_mps_daemon(environment: Mapping[str, str] = os.environ) -> MpsDaemon:
-    """Return the daemon to which CUDA connects in processes that inherit the environment, or that would be there.
-
-    A daemon that has ended leaves its socket, and the process id in its directory may be of another container. So this
-    connects, as CUDA does, and disconnects at once. The daemon logs the connection.
+    Concurrently, if the control daemon of NVIDIA's Multi-Process Service (MPS) answers, to which CUDA connects in
+    processes that inherit the environment. A daemon that has ended leaves its socket, and the process id in its
+    directory may be of another container. So this connects, as CUDA does, and disconnects at once; the daemon logs it.
     """
     directory = environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE_DIRECTORY
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
@@ -227,11 +218,9 @@ def find_mps_daemon(environment: Mapping[str, str] = os.environ) -> MpsDaemon:
             # In these cases a process listens: its queue is full, or its socket is of another type.
             if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
                 is_installed = shutil.which("nvidia-cuda-mps-control", path=environment.get("PATH")) is not None
-                turns = (
+                return (
                     f"replicas on the same GPU take turns: no MPS control daemon answers at {directory} "
                     f"({error.strerror or error}). Start nvidia-cuda-mps-control -d "
                     f"{'before the server' if is_installed else 'on the host, and mount its directory here'}."
                 )
-                return MpsDaemon(directory, answers=False, sharing=turns)
-    concurrently = f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"
-    return MpsDaemon(directory, answers=True, sharing=concurrently)
+    return f"replicas on the same GPU compute concurrently, by the MPS control daemon at {directory}"

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config, encode_config
-from trio_pool_serve.engine.gpus import Gpu, find_mps_daemon
+from trio_pool_serve.engine.gpus import Gpu, sharing_by_mps
 from trio_pool_serve.engine.process_placement import has_gpu, replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
 from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff, open_child
@@ -290,7 +290,7 @@ class LocalPlaces(Supervisor):
             names = [place.replica.name for place in self.places if place.gpu == gpu]
             logger.info("%s: %s", gpu, "; ".join(names))
         if 0 < len(self.gpus) < len(self.places):
-            logger.info(find_mps_daemon().sharing)
+            logger.info(sharing_by_mps())
         await super().run(task_status=task_status)
 
     async def _live(self, place: Place) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from attrs import define, frozen
+from attrs import define
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import require
@@ -22,7 +22,7 @@ from trio_pool_serve.runner.cpu_features import cpu_name
 from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
 from trio_pool_serve.runner.loaded_model import LoadingParams
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
-from trio_pool_serve.storage.model_cache import CacheEntry, ModelCache, RecordBase, installed_versions, written
+from trio_pool_serve.storage.model_cache import ModelCache, RecordBase, installed_versions, written
 from trio_pool_serve.types import Steps
 
 logger = logging.getLogger(__name__)
@@ -31,55 +31,38 @@ LIBRARIES = ("torch", "triton", "transformers", "trio-pool-serve")
 """The code depends on their versions."""
 
 
-@frozen
-class CompiledCode:
-    """The improvement of one model by ``fuse``, which compiles in this process what it does not find in its cache."""
+def fuse_from_cache(
+    folder: AnyModelFolder, config: ModelConfig, params: LoadingParams, fuse_here: Callable[[], Steps]
+) -> Steps:
+    """Return the steps of ``fuse_here``, after another process has compiled the model if the cache has no code for it.
 
-    folder: AnyModelFolder
-    config: ModelConfig
-    params: LoadingParams
-    fuse: Callable[[], Steps]
+    Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process fails or
+    the environment switches the compiler off, ``OSError``, ``StorageError``, and the errors of ``fuse_here``.
+    """
+    require(os.environ.get("TORCHDYNAMO_DISABLE") != "1", "TORCHDYNAMO_DISABLE is set")
+    device = params.device
+    name = cpu_name() if device.type == "cpu" else torch.get_device_module(device).get_device_name()
+    record = RecordBase(what=f"compiled for {name}", versions=installed_versions(*LIBRARIES))
 
-    def __call__(self) -> Steps:
-        """Return the steps of ``fuse``, after another process has compiled the model if the cache has no code for it.
+    def compile_into(files: Path) -> RecordBase:
+        with closing(ChildConverter.loaded(ConversionJob.of(folder, config, compiles=True))) as child:
+            logger.info("%s is being compiled by another process, and computed without until then", folder.path.name)
+            child.compile(files)
+        return record
 
-        Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process
-        fails or the environment switches the compiler off, ``OSError``, ``StorageError``, and the errors of ``fuse``.
-        """
-        require(os.environ.get("TORCHDYNAMO_DISABLE") != "1", "TORCHDYNAMO_DISABLE is set")
-        entry = self._entry()
-        with ExitStack() as stack:
-            temporary = TemporaryDirectory(prefix="trio_pool_serve.", ignore_cleanup_errors=True)
-            files = Path(stack.enter_context(temporary)) / "compiled"
-            with nullcontext() if entry is None else entry.locked():
-                if entry is not None and entry.read(RecordBase) is not None:
-                    path = entry.path
-                else:
-                    path, _ = stack.enter_context(written(self._compile, entry))
-                shutil.copytree(path, files)  # the compiler writes there, too
-            with compiler_files_in(files):
-                return self.fuse()
-
-    def _entry(self) -> CacheEntry | None:
-        """Return the entry of models with the same small files: the code does not depend on the weights."""
-        if (cache := ModelCache.of(self.config.cache_dir)) is None:
-            return None
-        what, versions = self._record.what, self._record.versions.values()
-        kind = ("compiled blocks", self.folder.kind.load, self.config.dtype, str(self.params.dtype), what, *versions)
-        return model_entry(self.folder.path, cache, *kind, suffixes=SMALL_FILES, part="-compiled")
-
-    @property
-    def _record(self) -> RecordBase:
-        device = self.params.device
-        name = cpu_name() if device.type == "cpu" else torch.get_device_module(device).get_device_name()
-        return RecordBase(what=f"compiled for {name}", versions=installed_versions(*LIBRARIES))
-
-    def _compile(self, folder: Path) -> RecordBase:
-        name, job = self.folder.path.name, ConversionJob.of(self.folder, self.config, compiles=True)
-        with closing(ChildConverter.loaded(job)) as child:
-            logger.info("%s is being compiled by another process, and computed without until then", name)
-            child.compile(folder)
-        return self._record
+    cache, entry = ModelCache.of(config.cache_dir), None
+    if cache is not None:  # the code does not depend on the weights
+        kind = ("compiled blocks", folder.kind.load, config.dtype, str(params.dtype), name, *record.versions.values())
+        entry = model_entry(folder.path, cache, *kind, suffixes=SMALL_FILES, part="-compiled")
+    with ExitStack() as stack:
+        temporary = TemporaryDirectory(prefix="trio_pool_serve.", ignore_cleanup_errors=True)
+        files = Path(stack.enter_context(temporary)) / "compiled"
+        with nullcontext() if entry is None else entry.locked():
+            is_cached = entry is not None and entry.read(RecordBase) is not None
+            path = entry.path if entry and is_cached else stack.enter_context(written(compile_into, entry))[0]
+            shutil.copytree(path, files)  # the compiler writes there, too
+        with compiler_files_in(files):
+            return fuse_here()
 
 
 @define(eq=False)

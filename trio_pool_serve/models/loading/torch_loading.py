@@ -14,7 +14,7 @@ from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS, GPU_BATCH_
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.adapter_files import read_adapter
 from trio_pool_serve.models.files.model_digest import fingerprint_of_loaded
-from trio_pool_serve.models.loading.compiled_code import CompiledCode
+from trio_pool_serve.models.loading.compiled_code import fuse_from_cache
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.processes.allocator import MMAP_THRESHOLD_BYTES, retain_freed_memory
 from trio_pool_serve.runner.applied_adapters import Adapters
@@ -151,7 +151,7 @@ def _choose(
     computation = choose_computation(runner.loaded, config, params, why_torch)
     computation = evolve(computation, about=(*runner.facts.computation, *computation.about))
     if computation.fuse is not None:
-        computation = evolve(computation, fuse=CompiledCode(folder, config, params, computation.fuse))
+        computation = evolve(computation, fuse=partial(fuse_from_cache, folder, config, params, computation.fuse))
     dtype = f"torch.{runner.facts.computed_by.dtype}"
     fingerprint = fingerprint_of_loaded(folder.path, config, (), dtype, as_read=folder.file_states)
     return _first_batch(partial(runner.computing, computation, fingerprint))

@@ -16,18 +16,11 @@ from typing import Any
 
 import torch
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trio_pool_serve.errors import require
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_backbone
-from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape
-from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.loaded_model import Backbone, LoadingParams
-
-UNLIKE_PROBES = PackedShape(tokens=259, rows=9, longest=131)
-"""Sizes of which none is one of the rows that a backbone was fitted with, or equal to another."""
 
 MAX_VARIANTS = 128
 """Of the compiled blocks of all models in a process: transformers wraps the code of all its blocks in one function."""
@@ -66,12 +59,6 @@ def fuse(twin: Backbone, params: LoadingParams) -> PackedBackbone:
         torch.compiler.set_stance("default"),
     ):
         packed = pack_backbone(twin, params, oracle)
-        compiled = counters["stats"]["unique_graphs"]
-        with torch.inference_mode():
-            buffer = torch.zeros(UNLIKE_PROBES.nbytes, dtype=torch.uint8, device=params.device)
-            packed.compute(PackedInputs.of_buffer(UNLIKE_PROBES, buffer))
-        is_general = counters["stats"]["unique_graphs"] == compiled
-        require(is_general, "its compiled code is for some sizes only", CannotPackError)
     torch.compiler.set_stance("eager_on_recompile")
     return packed
 
