@@ -103,7 +103,8 @@ def change_over(twin: Backbone, packed: PackedBackbone, graphs: GraphedBackbone 
             graphs.clear()
             raise CannotPackError("its CUDA graphs differ")
 
-    return [begin, *(graphs.renewals() if graphs else ()), check]
+    renewals = [partial(graphs.renew, shape) for shape in reversed(graphs.shapes)] if graphs else []
+    return [begin, *renewals, check]
 
 
 def _copied(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> Backbone | None:

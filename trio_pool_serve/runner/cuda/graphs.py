@@ -165,12 +165,9 @@ class GraphedBackbone:
             self.clear()
             raise
 
-    def renewals(self) -> Sequence[Callable[[], None]]:
-        """Return a step for each graph, that captures it again, of ``packed.fused``; without memory, it stays."""
-        return [partial(self._renew, shape) for shape in reversed(self.shapes)]
-
     @torch.inference_mode()
-    def _renew(self, shape: PackedShape) -> None:
+    def renew(self, shape: PackedShape) -> None:
+        """Capture the graph of a shape again, of ``packed.fused``; without memory, the graph stays."""
         with suppress(OutOfDeviceMemoryError):
             self._graphs[self.shapes.index(shape)] = self._capture(shape)
 
