@@ -36,7 +36,7 @@ def fuse_from_cache(
 ) -> Steps:
     """Return the steps of ``fuse_here``, after another process has compiled the model if the cache has no code for it.
 
-    Blocks for seconds, and if nothing is cached for up to a minute. Raises ``ModelLoadError`` if that process fails or
+    Blocks for seconds, and if nothing is cached for some 20 more. Raises ``ModelLoadError`` if that process fails or
     the environment switches the compiler off, ``OSError``, ``StorageError``, and the errors of ``fuse_here``.
     """
     require(os.environ.get("TORCHDYNAMO_DISABLE") != "1", "TORCHDYNAMO_DISABLE is set")
@@ -72,7 +72,7 @@ class Compilation:
     runner: TransformerRunner
 
     def convert(self, folder: Path) -> None:
-        """Write the compiler's files to an empty folder. Blocks for up to a minute. Raises the errors of ``fuse``."""
+        """Write the compiler's files to an empty folder. Blocks for seconds. Raises the errors of ``fuse``."""
         began = time.perf_counter()
         params = self.runner.params
         with compiler_files_in(folder):
