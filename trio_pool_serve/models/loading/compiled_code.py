@@ -55,11 +55,11 @@ def fuse_from_cache(
         kind = ("compiled blocks", folder.kind.load, config.dtype, str(params.dtype), name, *record.versions.values())
         entry = model_entry(folder.path, cache, *kind, suffixes=SMALL_FILES, part="-compiled")
     with ExitStack() as stack:
-        temporary = TemporaryDirectory(prefix="trio_pool_serve.", ignore_cleanup_errors=True)
-        files = Path(stack.enter_context(temporary)) / "compiled"
         with nullcontext() if entry is None else entry.locked():
             is_cached = entry is not None and entry.read(RecordBase) is not None
             path = entry.path if entry and is_cached else stack.enter_context(written(compile_into, entry))[0]
+            temporary = TemporaryDirectory(prefix="trio_pool_serve.", ignore_cleanup_errors=True)
+            files = Path(stack.enter_context(temporary)) / "compiled"
             shutil.copytree(path, files)  # the compiler writes there, too
         with compiler_files_in(files):
             return fuse_here()
