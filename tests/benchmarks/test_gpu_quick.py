@@ -182,7 +182,7 @@ def test_a_quick_trial_has_servers_in_turns_and_passes_alone(tmp_path):
         assert "not measured" not in line
 
 
-@pytest.mark.slow
+@pytest.mark.alone  # beside other tests its servers take twenty times as long to start
 async def test_a_killed_run_leaves_the_page_of_the_parts_before_and_no_process(tmp_path):
     results, mark = tmp_path / "results", f"mark-{os.getpid()}-killed"
     command = [*COMMAND, "--only", "engines-4", "engines-2", "--output-dir", str(results)]
