@@ -62,7 +62,7 @@ async def open_process(
 ) -> AsyncIterator[Server]:
     """Run a server process for as long as the block, inside which it may not listen yet.
 
-    ``environment`` are variables beside those of this process; ``log`` is the file for what it prints.
+    ``environment`` is added to the variables of this process. The output of the server goes to the file ``log``.
 
     Leaving the block sends SIGTERM and waits. If the process ends before, ``ServerFailedError`` cancels the
     block and is raised, within an ``ExceptionGroup``.

@@ -86,6 +86,18 @@ def _state_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.fixture
+def new_compiler() -> Iterator[None]:
+    """torch's compiler as in a new process, for this test and for those after it."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The packaged all-MiniLM-L6-v2."""

@@ -98,7 +98,7 @@ async def run_parts(
 ) -> list[PartReport]:
     """Run the parts one after the other, whatever becomes of each, for at most ``limit_s`` seconds.
 
-    After each one, ``write`` is called with the reports so far, and with those of the parts that are left.
+    After each part, ``write`` gets the reports of the parts that have ended, and a report for each part that has not.
     Cancellation: as the running part's.
     """
     reports: list[PartReport] = []
@@ -116,7 +116,7 @@ async def run_parts(
 
 
 def parts_of(settings: Settings) -> tuple[list[Part], list[PartReport]]:
-    """Return the parts to run, and reports of those of the same mode that are not selected."""
+    """Return the parts to run; for each other part of this mode, return a report that says why it does not run."""
     of_mode = quick_parts(against=settings.against is not None) if settings.quick else [*PARTS]
     selected = [part for part in of_mode if not settings.only or part.name in settings.only]
     left_out = [PartReport(part=part, failure="--only", was_run=False) for part in of_mode if part not in selected]

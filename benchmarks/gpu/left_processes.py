@@ -52,7 +52,7 @@ def marked(mark: str, variable: str = VARIABLE) -> set[int]:
 
 
 def end_left(mark: str) -> None:
-    """Terminate the processes of a run that has ended, and kill those that go on."""
+    """Send SIGTERM to the processes that a run has left, and SIGKILL to those that have not ended by then."""
     ends = time.monotonic() + STOP_S
     told: set[int] = set()
     while left := marked(mark):

@@ -100,7 +100,7 @@ class Measured:
     batch_tokens: dict[Aim, list[float]] = field(factory=dict)
     """Mean tokens of a batch in each round, without padding."""
     shapes: Sequence[PackedShape] = ()
-    """Those of the CUDA graphs, if it is known of what size."""
+    """Shapes of the CUDA graphs; empty if they are not known."""
     failures: dict[Aim, str] = field(factory=dict)
     offline: list[OfflineResult] = field(factory=list)
     """For each round of ``ALONE``."""

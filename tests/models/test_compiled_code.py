@@ -30,7 +30,11 @@ from trio_pool_serve.storage.model_cache import ModelCache
 from trio_pool_serve.threads.offload import Offload
 from trio_pool_serve.types import Batch, PoolingRequest, Prepare, RenderedPrompt, Runner, RunnerParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the compiler's own code
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("new_compiler"),
+    pytest.mark.filterwarnings("ignore"),
+]  # of the compiler's own code
 
 COMPILING = "bert is being compiled by another process, and computed without until then"
 
@@ -48,14 +52,6 @@ while not _compiling.locked():
 print(len(model.embed(["a text"])[0]))
 """
 """A program that ends while torch compiles in one of its threads; it prints which threads compile at the very end."""
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process() -> Iterator[None]:
-    counters.clear()
-    yield
-    torch.compiler.set_stance("default")
-    torch.compiler.reset()
 
 
 def prepare(model: Path, cache: Path | str) -> Prepare:

@@ -149,23 +149,20 @@ async def test_rows_without_padding_agree_with_padded_rows_and_graphs_with_what_
         assert largest_angle([(await served.embed([text]))[0] for text in TEXTS], expected) < 0.01
 
 
+@pytest.mark.usefixtures("new_compiler")
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own code
 async def test_compiled_blocks_agree_and_take_over_all_graphs(tmp_path: Path):
     served = half(write_family(tmp_path / "bert", "bert"), cache_dir=str(tmp_path / "cache"))
     graphs: Any = served.runner.compute
     expected, shapes = await served.embed(TEXTS), graphs.shapes
     (improvement,) = served.runner.facts.improvements
-    try:
-        for step in improvement():
-            step()
-        assert graphs.packed.fused is not None
-        assert graphs.shapes == shapes
-        torch.compiler.set_stance("fail_on_recompile")
-        assert largest_angle(await served.embed(TEXTS), expected) < 0.01
-        assert largest_angle([(await served.embed([text]))[0] for text in TEXTS], expected) < 0.01
-    finally:
-        torch.compiler.set_stance("default")
-        torch.compiler.reset()
+    for step in improvement():
+        step()
+    assert graphs.packed.fused is not None
+    assert graphs.shapes == shapes
+    torch.compiler.set_stance("fail_on_recompile")
+    assert largest_angle(await served.embed(TEXTS), expected) < 0.01
+    assert largest_angle([(await served.embed([text]))[0] for text in TEXTS], expected) < 0.01
 
 
 async def test_the_budget_is_found_on_the_device(minilm: Path):

@@ -158,6 +158,7 @@ def test_two_precisions_have_two_fingerprints(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_compiler")
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own code
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_layers_are_compiled_without_a_break(tmp_path: Path, name: str):
@@ -165,12 +166,8 @@ async def test_the_layers_are_compiled_without_a_break(tmp_path: Path, name: str
     path = write_family(tmp_path / name, name)
     served, _ = quantized(path)
     expected = await served.embed(TEXTS)
-    try:
-        served.runner = evolve(served.runner, compute=fused(served, tmp_path))
-        torch.compiler.set_stance("fail_on_recompile")
-        assert cosines(await served.embed(TEXTS), expected).min() > 0.98
-        alone = [(await served.embed([text]))[0] for text in TEXTS]
-        assert cosines(alone, expected).min() > 0.98
-    finally:
-        torch.compiler.set_stance("default")
-        torch.compiler.reset()
+    served.runner = evolve(served.runner, compute=fused(served, tmp_path))
+    torch.compiler.set_stance("fail_on_recompile")
+    assert cosines(await served.embed(TEXTS), expected).min() > 0.98
+    alone = [(await served.embed([text]))[0] for text in TEXTS]
+    assert cosines(alone, expected).min() > 0.98

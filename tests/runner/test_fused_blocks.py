@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +26,11 @@ from trio_pool_serve.types import Batch, Embed, PoolingRequest, RenderedPrompt, 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the compiler's own code
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process() -> Iterator[None]:
-    counters.clear()
-    yield
-    torch.compiler.set_stance("default")
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("new_compiler"),
+    pytest.mark.filterwarnings("ignore"),
+]  # of the compiler's own code
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -118,7 +113,7 @@ async def test_graphs_are_captured_again_one_by_one_and_adapted_rows_are_compute
 
 
 def test_graphs_that_differ_are_dropped_and_computed_without(tmp_path: Path):
-    """The steps are those of the server; the last one finds it."""
+    """The last of the steps that the server runs compares them."""
     served = ServedModel(write_family(tmp_path / "bert", "bert"))
     runner, twin = served.runner, twin_of(served.runner.loaded.backbone)
     backend = FakeGraphBackend()

@@ -164,6 +164,7 @@ def test_attention_needs_windows_but_no_parameter_for_shared_keys(monkeypatch: p
     assert heads == [(4, 2)]
 
 
+@pytest.mark.usefixtures("new_compiler")
 def test_attention_on_a_gpu_is_compiled_in_one_piece_for_any_number_of_tokens():
     """On a device without data: what runs there is the compiler's."""
 
@@ -173,12 +174,8 @@ def test_attention_on_a_gpu_is_compiled_in_one_piece_for_any_number_of_tokens():
             return varlen.attend_within_segments(self, query, key, key, None, 1.0, **options)[0]
 
     compiled = torch.compile(Attention(), dynamic=True, backend="eager", fullgraph=True)
-    try:
-        for tokens in (37, 91):
-            query, key = torch.zeros(1, 4, tokens, 8, device="meta"), torch.zeros(1, 2, tokens, 8, device="meta")
-            begins = torch.zeros(5, dtype=torch.int32, device="meta")
-            assert compiled(query, key, begins, tokens - 9).shape == (1, tokens, 4, 8)
-            torch.compiler.set_stance("fail_on_recompile")
-    finally:
-        torch.compiler.set_stance("default")
-        torch.compiler.reset()
+    for tokens in (37, 91):
+        query, key = torch.zeros(1, 4, tokens, 8, device="meta"), torch.zeros(1, 2, tokens, 8, device="meta")
+        begins = torch.zeros(5, dtype=torch.int32, device="meta")
+        assert compiled(query, key, begins, tokens - 9).shape == (1, tokens, 4, 8)
+        torch.compiler.set_stance("fail_on_recompile")

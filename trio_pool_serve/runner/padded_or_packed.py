@@ -63,8 +63,7 @@ def refuse_impossible(config: ModelConfig, params: LoadingParams) -> None:
 def choose_computation(loaded: LoadedModel, config: ModelConfig, params: LoadingParams, why_torch: str) -> Computation:
     """Return the fastest computation by torch that the settings allow and whose output agrees with the backbone's.
 
-    ``why_torch`` is the reason why OpenVINO does not compute it. Raises ``ModelLoadError`` if the computation that the
-    settings demand fails.
+    ``why_torch`` is the reason why OpenVINO does not compute it.
     """
     if params.device.type != "cpu":
         skip_mask_checks(loaded.backbone.model)

@@ -1,4 +1,4 @@
-"""Ids put together from those of known words are the library's own, for any text."""
+"""The ids of a text that are put together from its words are the same as those of the library, for any text."""
 
 import random
 import threading

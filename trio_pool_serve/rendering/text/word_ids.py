@@ -15,10 +15,10 @@ MAX_WORDS = 2**14
 
 
 def tokenizes_by_words(backend: tokenizers.Tokenizer) -> bool:
-    """Return whether the tokens of a text are those of its parts between spaces: BERT's rules.
+    """Return whether the words of a text can be tokenised one by one, as with BERT's rules.
 
-    They change one character at a time, and a space ends a word. Added tokens are found before that, or after other
-    white space has become spaces, so none may have any.
+    These rules change one character at a time, and a space ends a word. An added token with white space could match
+    across two words, so there may be none.
     """
     rules = (
         (backend.normalizer, tokenizers.normalizers.BertNormalizer),
