@@ -70,6 +70,7 @@ def share_of(process: subprocess.Popen) -> int:
     return int(process.stdout.readline())
 
 
+@pytest.mark.slow
 def test_all_get_the_same_share_of_what_all_weights_leave_and_so_does_one_that_is_replaced(tmp_path: Path):
     with loading(tmp_path, "abc", 3) as processes:
         for process, name in zip(processes, "abc", strict=True):
@@ -85,6 +86,7 @@ def test_all_get_the_same_share_of_what_all_weights_leave_and_so_does_one_that_i
             assert share_of(replacing) == expected
 
 
+@pytest.mark.slow
 def test_one_that_dies_while_it_loads_keeps_nobody_waiting_and_its_share_is_left_to_its_successor(tmp_path: Path):
     with loading(tmp_path, "ab", 2) as (first, second):
         go(first)
