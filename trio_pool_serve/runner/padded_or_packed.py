@@ -152,6 +152,5 @@ def _agrees(graphs: GraphedBackbone, packed: PackedBackbone, params: LoadingPara
 
 
 def _states(compute: Compute, backbone: Backbone, params: LoadingParams) -> list[Tensor]:
-    rows = probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1))
-    prompts = [*map(RenderedPrompt, rows)]
+    prompts = [*map(RenderedPrompt, probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1)))]
     return states_of(compute, prompts, pad_token_id=params.pad_token_id, device=params.device)

@@ -149,9 +149,8 @@ def _choose(
     use_device(params.device)
     torch.set_num_threads(threads)  # a batch may have changed it in this thread
     computation = choose_computation(runner.loaded, config, params, why_torch)
-    computation = evolve(computation, about=(*runner.facts.computation, *computation.about))
-    if computation.fuse is not None:
-        computation = evolve(computation, fuse=partial(fuse_from_cache, folder, config, params, computation.fuse))
+    fuse = None if computation.fuse is None else partial(fuse_from_cache, folder, config, params, computation.fuse)
+    computation = evolve(computation, about=(*runner.facts.computation, *computation.about), fuse=fuse)
     dtype = f"torch.{runner.facts.computed_by.dtype}"
     fingerprint = fingerprint_of_loaded(folder.path, config, (), dtype, as_read=folder.file_states)
     return _first_batch(partial(runner.computing, computation, fingerprint))

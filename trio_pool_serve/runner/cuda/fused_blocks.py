@@ -72,12 +72,11 @@ def compiler_files_in(folder: Path) -> Iterator[None]:
     """Within the block, torch's compiler keeps its files in a folder, in all threads: one block runs at a time."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     with _compiling:
-        before = {name: os.environ.get(name) for name in names}
+        before = {name: os.environ[name] for name in names if name in os.environ}
         os.environ |= {name: str(folder / name.partition("_")[0].lower()) for name in names}
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name in names:
                 os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+            os.environ |= before

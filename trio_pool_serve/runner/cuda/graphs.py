@@ -183,8 +183,7 @@ class GraphedBackbone:
 
     def _capture(self, shape: PackedShape) -> Graph:
         buffer = torch.zeros(shape.nbytes, dtype=torch.uint8, device=self.device)
-        inputs = PackedInputs.of_buffer(shape, buffer)
-        compute = partial((self.packed.fused or self.packed).compute, inputs)
+        compute = partial((self.packed.fused or self.packed).compute, PackedInputs.of_buffer(shape, buffer))
         capture = partial(self.backend.capture, compute)
         output, replay = computed_or_out_of_memory(capture, partial(release_caches, self.device))
         return Graph(shape, buffer, output, replay)

@@ -188,13 +188,12 @@ class PackedBackbone:
         outputs_of = partial(states_of, pad_token_id=self.pad_token_id, device=device)
         expected = outputs_of(oracle, prompts)
         self._gives_rows = len(expected[1]) == 1 < longest
+        # An index past the end of the position table is a CUDA error, after which the GPU computes nothing more.
+        past = self.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
         differences = {}
-        for rule in POSITION_RULES:
-            # An index past the end of the position table is a CUDA error, after which the GPU computes nothing more.
-            past = self.pad_token_id + longest >= (getattr(config, "max_position_embeddings", None) or 0)
-            if rule == "counted" or not past:
-                self.rule = rule
-                differences[rule] = difference(outputs_of(self, prompts), expected)
+        for rule in POSITION_RULES[:1] if past else POSITION_RULES:
+            self.rule = rule
+            differences[rule] = difference(outputs_of(self, prompts), expected)
         self.rule = min(differences, key=differences.__getitem__)
         tolerance = tolerance_of(self.backbone)
         require(

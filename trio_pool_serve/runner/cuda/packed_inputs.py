@@ -16,6 +16,7 @@ PositionRule: TypeAlias = Literal["counted", "past padding"]
 plus 1, without counting padding tokens inside the row."""
 
 POSITION_RULES: tuple[PositionRule, ...] = ("counted", "past padding")
+"""With the first, no position exceeds the length of a row."""
 
 
 @frozen(order=True)

@@ -6,7 +6,6 @@ names that its own flash attention uses. For a name without a mask function it m
 
 import inspect
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -18,9 +17,9 @@ from transformers import AttentionInterface
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
-    FLASH_PARAMETERS: AbstractSet[str] = frozenset()
+    FLASH_PARAMETERS: frozenset[str] = frozenset()
 else:
-    FLASH_PARAMETERS = inspect.signature(varlen_attn).parameters.keys()
+    FLASH_PARAMETERS = frozenset(inspect.signature(varlen_attn).parameters)
 """The parameter names of torch's variable-length attention; none if torch has no such function."""
 
 VARLEN = "trio_pool_serve_varlen"
@@ -55,13 +54,6 @@ def window_of(module: nn.Module, *, sliding_window: int | None, is_causal: bool 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     reach = -1 if sliding_window is None else sliding_window - 1
     return reach, 0 if causal else reach
-
-
-def refuse_unknown(options: dict[str, Any]) -> None:
-    """Raise ``CannotPackError`` for options of a model's attention that change its result."""
-    for name in ("position_bias", "softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise CannotPackError(f"its attention has {name}")
 
 
 @torch.library.custom_op("trio_pool_serve::attend_by_rows", mutates_args=(), device_types="cpu")
@@ -111,9 +103,14 @@ def attend_within_segments(
     is_causal: bool | None = None,  # noqa: FBT001  (transformers' signature)
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention within segments: query, key and value [1, heads, tokens, d] to [1, tokens, heads, d]."""
+    """Compute attention within segments: query, key and value [1, heads, tokens, d] to [1, tokens, heads, d].
+
+    Raises ``CannotPackError`` for options that change the result.
+    """
     del attention_mask
-    refuse_unknown(options)
+    for name in ("position_bias", "softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise CannotPackError(f"its attention has {name}")
     window = window_of(module, sliding_window=sliding_window, is_causal=is_causal)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     if query.device.type == "cpu":
