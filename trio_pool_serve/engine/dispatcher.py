@@ -15,7 +15,6 @@ from typing import NoReturn
 import trio
 from attrs import define, evolve, field
 from prometheus_client import Counter
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.engine.batch_source import BatchSource
 from trio_pool_serve.engine.device import Device, InFlightBatch
@@ -53,7 +52,7 @@ class Dispatcher:
     """Tokens that the devices have computed for other processes since the latest batch of this process.
 
     Negative while the answers to a batch arrive in several frames: the device has not reported all of its tokens."""
-    room: ParkingLot = field(init=False, factory=ParkingLot)
+    room: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     """Unparked when a device has more room."""
     _busy_since: float | None = field(init=False, default=None)
     """Start of the period with batches in flight that is not in ``busy`` yet; ``None`` while no batch is in flight."""

@@ -9,8 +9,7 @@ from attrs import evolve
 
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
-from trio_pool_serve.models.files.adapter_files import CONFIG as ADAPTER_CONFIG
-from trio_pool_serve.models.files.adapter_files import read_adapter_config
+from trio_pool_serve.models.files.adapter_files import ADAPTER_CONFIG, read_adapter_config
 from trio_pool_serve.models.files.chat_settings import (
     given_chat_template,
     names_both_texts,

@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import msgspec
 import trio
 from attrs import define, evolve, field
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu, sharing_by_mps
@@ -155,7 +154,7 @@ class Supervisor(ABC):
     socket_folder: Path
     places: list[Place] = field(init=False, factory=list)
     """The places of all models, in the order of the settings."""
-    _scaled: ParkingLot = field(init=False, factory=ParkingLot)
+    _scaled: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     """Unparked whenever ``is_wanted`` of any place changes."""
 
     def __attrs_post_init__(self) -> None:

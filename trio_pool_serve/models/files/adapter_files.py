@@ -22,7 +22,7 @@ from trio_pool_serve.models.files.safetensors_files import read_tensors
 
 Matrix: TypeAlias = npt.NDArray[np.float32]
 
-CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_RANK = 4096
 
@@ -82,7 +82,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     Raises ``ModelLoadError`` for an adapter that is not a plain LoRA or whose tensors do not fit its config.
     """
     require_regular_files(folder)
-    place = folder / CONFIG
+    place = folder / ADAPTER_CONFIG
     config = read_adapter_config(folder)
     path, pickled = folder / WEIGHTS, folder / "adapter_model.bin"
     found = f"only {pickled.name}, which can contain code" if pickled.exists() else "no weights"
@@ -104,7 +104,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
 
 def read_adapter_config(folder: Path) -> Mapping[str, Any]:
     """Return ``adapter_config.json``. Raises ``ModelLoadError`` unless a plain LoRA is all that it declares."""
-    place, config = folder / CONFIG, read_json(folder / CONFIG)
+    place, config = folder / ADAPTER_CONFIG, read_json(folder / ADAPTER_CONFIG)
     saved = config.get("modules_to_save") or []
     checks: Mapping[str, tuple[bool, str]] = {
         "peft_type": (config.get("peft_type") == "LORA", "'LORA'"),

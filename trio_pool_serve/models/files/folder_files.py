@@ -178,7 +178,7 @@ TRANSFORMER_CONFIGS = tuple(
 TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
 """Module classes that are a transformer; their config.json is transformers' own."""
 
-STATIC = "StaticEmbedding"
+STATIC_MODULE = "StaticEmbedding"
 """The class of a module that is no transformer but a table of the tokens' vectors; it reads tokenizer.json only."""
 
 PACKAGES = ("sentence_transformers", "pylate")
@@ -224,7 +224,7 @@ def _files_of(
     )
     config = read_json(transformer_path / "config.json")
     _require_counts(transformer_path, config)
-    is_static = reader.name == STATIC or config.get("model_type") == "model2vec"
+    is_static = reader.name == STATIC_MODULE or config.get("model_type") == "model2vec"
     require(bool(config) or is_static, f"{transformer_path} holds no config.json: it is not a transformers model.")
     candidates = ((name, read_json(transformer_path / name)) for name in TRANSFORMER_CONFIGS)
     name, module_config = next(filter(itemgetter(1), candidates), ("", {}))
@@ -296,7 +296,7 @@ def read_modules(path: Path) -> tuple[ModuleFiles, ...]:
         raise ModelLoadError(f"{listing} cannot be read: {error!r}") from error
     found = f", but with {modules[0].name}" if modules else ""
     require(
-        bool(modules) and modules[0].name in (*TRANSFORMERS, STATIC, "Router"),
+        bool(modules) and modules[0].name in (*TRANSFORMERS, STATIC_MODULE, "Router"),
         f"{listing} does not begin with a Transformer module{found}.",
     )
     return tuple(module for module in modules if module.name != "Dropout")  # only for training
@@ -325,7 +325,7 @@ def read_router(path: Path) -> RouterFiles:
 def _input_module(modules: tuple[ModuleFiles, ...], router: RouterFiles | None) -> ModuleFiles:
     """Return the module that reads texts; of a Router's, a transformer if there is one."""
     candidates = [module for route in router.routes.values() for module in route] if router else modules
-    found = [module for name in (TRANSFORMERS, (STATIC,)) for module in candidates if module.name in name]
+    found = [module for name in (TRANSFORMERS, (STATIC_MODULE,)) for module in candidates if module.name in name]
     require(
         bool(found) and (router is not None or len({module.path for module in found}) == 1),
         f"The model contains {len(found)} transformers; only one is supported.",

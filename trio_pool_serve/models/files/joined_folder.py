@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from trio_pool_serve.errors import ModelLoadError
-from trio_pool_serve.models.files.adapter_files import CONFIG, WEIGHTS, read_adapter_config
+from trio_pool_serve.models.files.adapter_files import ADAPTER_CONFIG, WEIGHTS, read_adapter_config
 from trio_pool_serve.models.files.folder_files import FolderFiles, read_folder_files, require_regular_files
 from trio_pool_serve.models.files.model_digest import files_of_model
 from trio_pool_serve.models.files.safetensors_files import read_shapes
@@ -42,7 +42,7 @@ _temporary: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
 
 def adapter_in(folder: Path) -> Path | None:
     """Return the folder of the adapter that a joined folder has; ``None`` for other folders."""
-    return folder / ADAPTER if (folder / ADAPTER / CONFIG).is_file() else None
+    return folder / ADAPTER if (folder / ADAPTER / ADAPTER_CONFIG).is_file() else None
 
 
 def join_folders(adapter: Path, base: Path, cache: Path | None) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trio_pool_serve.errors import require
-from trio_pool_serve.models.files.adapter_files import CONFIG
+from trio_pool_serve.models.files.adapter_files import ADAPTER_CONFIG
 from trio_pool_serve.models.files.joined_folder import ADAPTER
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def read_task_adapters(folder: Path, config: Mapping[str, Any], wanted: Collecti
 
     Raises ``ModelLoadError`` if two are for one task, or if there is none for a task that is ``wanted``.
     """
-    places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{CONFIG}")
+    places = folder.glob(f"{LAYOUTS.get(str(config.get('model_type')), 'adapters/*')}/{ADAPTER_CONFIG}")
     folders = [place.parent for place in sorted(places) if place.parent.name != ADAPTER]
     found = {_task_of(path.name): path for path in folders}
     require(

@@ -10,7 +10,6 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 from attrs import define, field
-from msgspec import Struct
 
 from trio_pool_serve.config import ModelConfig, imported_plugins
 from trio_pool_serve.errors import ModelLoadError, require
@@ -25,7 +24,7 @@ CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 """Signals that end a process for a fault in its own code, such as in a kernel of OpenVINO."""
 
 
-class ConversionJob(Struct, frozen=True, tag=True):
+class ConversionJob(msgspec.Struct, frozen=True, tag=True):
     """A model's folder, and the settings to load it with.
 
     ``imports`` are modules to import first: they register the kind of model whose ``load`` is ``kind``.
@@ -48,20 +47,20 @@ class ConversionJob(Struct, frozen=True, tag=True):
         return cls(str(folder.path), config, [*imported_plugins, kind.read.__module__], kind.load, **how)
 
 
-class Convert(Struct, frozen=True, tag=True):
+class Convert(msgspec.Struct, frozen=True, tag=True):
     """Write the conversion of a model to an empty folder."""
 
     number: int
     folder: str
 
 
-class GiveUp(Struct, frozen=True, tag=True):
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
     """Tells the process that the model is not needed any more."""
 
     number: int
 
 
-class LogLine(Struct, frozen=True, tag=True):
+class LogLine(msgspec.Struct, frozen=True, tag=True):
     """A line for the log."""
 
     level: int
@@ -69,13 +68,13 @@ class LogLine(Struct, frozen=True, tag=True):
     text: str
 
 
-class Step(Struct, frozen=True, tag=True):
+class Step(msgspec.Struct, frozen=True, tag=True):
     """A step of loading or converting, to be shown."""
 
     text: str
 
 
-class Reply(Struct, frozen=True, tag=True):
+class Reply(msgspec.Struct, frozen=True, tag=True):
     """The answer to an order: the model is loaded or compiled, or converted, or ``error`` is the reason why not.
 
     ``model`` is the record of a conversion. ``refused``: OpenVINO cannot compute the model. ``errno``: the folder

@@ -14,8 +14,7 @@ from typing import Any
 
 import tokenizers
 from attrs import frozen
-from tokenizers.normalizers import Lowercase
-from tokenizers.normalizers import Sequence as NormalizerSequence
+from tokenizers import normalizers
 
 from trio_pool_serve.errors import ModelLoadError, StorageError, install_extra
 from trio_pool_serve.models.files.chat_settings import processor_template
@@ -249,7 +248,7 @@ def _adapted(backend: tokenizers.Tokenizer, folder: AnyModelFolder) -> tokenizer
     backend = fit_vocabulary(backend, folder.transformer_path, folder.vocab_size)
     if folder.lower_case:
         normalizer = backend.normalizer
-        backend.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([normalizer] if normalizer else [])])
     if folder.end_token is not None:
         end_texts(backend, folder.end_token)
     backend.add_special_tokens(

@@ -11,7 +11,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.embedding import similarity_of
-from trio_pool_serve.models.files.folder_files import STATIC, TRANSFORMERS, FolderFiles, files_of_route
+from trio_pool_serve.models.files.folder_files import STATIC_MODULE, TRANSFORMERS, FolderFiles, files_of_route
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
 from trio_pool_serve.models.sparse import SPARSE_MODULES
 from trio_pool_serve.prompts import InputType
@@ -46,15 +46,15 @@ def read_routed(files: FolderFiles, config: ModelConfig) -> Routed | None:  # no
         return None
     for name, route in router.routes.items():
         require(
-            bool(route) and route[0].name in (*TRANSFORMERS, STATIC),
-            f"The route {name} of the Router begins with neither a Transformer nor a {STATIC}.",
+            bool(route) and route[0].name in (*TRANSFORMERS, STATIC_MODULE),
+            f"The route {name} of the Router begins with neither a Transformer nor a {STATIC_MODULE}.",
         )
     of_types = {input_type: router.route_of(input_type) for input_type in (None, *get_args(InputType))}
     if unused := router.routes.keys() - of_types.values():
         raise ModelLoadError(
             f"The route {', '.join(sorted(unused))} of the Router is for neither queries, documents nor other texts."
         )
-    names = sorted(router.routes, key=lambda name: router.routes[name][0].name == STATIC)
+    names = sorted(router.routes, key=lambda name: router.routes[name][0].name == STATIC_MODULE)
     return Routed(
         similarity=similarity_of(files),
         route_files=tuple(files_of_route(files, router.routes[name]) for name in names),

@@ -15,8 +15,7 @@ from attrs import frozen
 from trio_pool_serve.config import ModelConfig
 from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.embedding import similarity_of, with_settings
-from trio_pool_serve.models.files.folder_files import STATIC as MODULE
-from trio_pool_serve.models.files.folder_files import FolderFiles, ModuleFiles, read_text
+from trio_pool_serve.models.files.folder_files import STATIC_MODULE, FolderFiles, ModuleFiles, read_text
 from trio_pool_serve.models.files.pooled_modules import require_vector_modules
 from trio_pool_serve.models.files.safetensors_files import FILE, read_shapes
 from trio_pool_serve.models.model_kind import ModelKind, ModelSpec
@@ -56,7 +55,7 @@ class Static(ModelSpec):
 def read_static(files: FolderFiles, config: ModelConfig) -> Static | None:
     """Read folders that begin with a StaticEmbedding, and folders of model2vec. Raises ``ModelLoadError``."""
     is_bare = not files.modules and files.config.get("model_type") == "model2vec"
-    if not is_bare and (not files.modules or files.modules[0].name != MODULE):
+    if not is_bare and (not files.modules or files.modules[0].name != STATIC_MODULE):
         return None
     require_vector_modules(files.modules[1:])
     normalizes = is_bare and files.config.get("normalize")

@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field
-from trio.lowlevel import ParkingLot
 
 from trio_pool_serve.config import Config
 from trio_pool_serve.errors import (
@@ -68,7 +67,7 @@ class BatchApi:
     """Set once the folder exists or is needed."""
     _hurry: trio.Event = field(init=False, factory=trio.Event)
     """Set by a request that waits for the next attempt to open the folder, and replaced after each attempt."""
-    _attempted: ParkingLot = field(init=False, factory=ParkingLot)
+    _attempted: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     """Woken after each attempt to open the folder."""
     _failure: StorageError | None = field(default=None, init=False)
     """The error of the last attempt."""
