@@ -80,8 +80,9 @@ class ModelMaker:
 
         Raises ``ModelLoadError``. Cancellation: at once; the thread goes on.
         """
-        locate = partial(locate_model, source.location, source.loading)
-        await self.offload.run("download", locate, abandon_on_cancel=True)
+        await self.offload.run(
+            "download", partial(locate_model, source.location, source.loading), abandon_on_cancel=True
+        )
 
     def read_folder(self, source: ModelSource) -> AnyModelFolder:
         """Read a model's small files. Blocks. Raises ``ModelLoadError``."""

@@ -259,8 +259,9 @@ class FanOut:
             if submitted[0][2].embeds is None:  # else it is the only row
                 error.place = self._place_of(next(submitted[row[0]][0] for row in outputs if not are_finite([row])))
                 raise
-            reason = "The model's output for these token embeddings is not finite."
-            raise InvalidRequestError(reason, field="prompts") from None
+            raise InvalidRequestError(
+                "The model's output for these token embeddings is not finite.", field="prompts"
+            ) from None
         for number, output in outputs:
             index, window, prompt = submitted[number]
             windows = self._windows[index]

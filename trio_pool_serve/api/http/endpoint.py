@@ -56,10 +56,8 @@ class Call(Generic[Wire, Job]):
         at once; an encoder that has begun is finished.
         """
         began = time.perf_counter()
-        if rows <= LOOP_ROWS and nbytes <= LOOP_BYTES:
-            response = encoder()
-        else:
-            response = await self.service.offload.run("postprocess", encoder)
+        is_small = rows <= LOOP_ROWS and nbytes <= LOOP_BYTES
+        response = encoder() if is_small else await self.service.offload.run("postprocess", encoder)
         self.context.timings.encode_s = time.perf_counter() - began
         self.service.metrics.encode.observe(self.context.timings.encode_s)
         return response

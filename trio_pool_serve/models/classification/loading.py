@@ -56,7 +56,13 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
     padding token's id, which an input may contain too; here it is the last token that is attended to.
     """
     if folder.spec.modules:
-        return _load_pooled_classifier(folder, params)
+        backbone, pooler, output_width = load_pooled(folder, params)
+        return LoadedModel(
+            backbone=backbone,
+            heads={Classify: PooledClassificationHead(pooler, activation_functions(folder.spec.activations))},
+            description=_description(folder, f"by {'+'.join(pooler.pooling)} pooling"),
+            output_width=output_width,
+        )
     if isinstance(folder.spec, TokenClassifier):
         model, functions = _load(folder, params, "AutoModelForTokenClassification")
         return LoadedModel(
@@ -87,16 +93,6 @@ def load_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> L
         heads[TokenClassify] = TokenClassificationHead(of_tokens, functions)
     return LoadedModel(
         backbone=Backbone(model.base_model), heads=heads, description=_description(folder, where), modules=modules
-    )
-
-
-def _load_pooled_classifier(folder: ModelFolder[Classifier], params: LoadingParams) -> LoadedModel:
-    backbone, pooler, output_width = load_pooled(folder, params)
-    return LoadedModel(
-        backbone=backbone,
-        heads={Classify: PooledClassificationHead(pooler, activation_functions(folder.spec.activations))},
-        description=_description(folder, f"by {'+'.join(pooler.pooling)} pooling"),
-        output_width=output_width,
     )
 
 

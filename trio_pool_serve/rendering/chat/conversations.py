@@ -183,9 +183,7 @@ class Conversations:
             field="continue_final_message",
         )
         template = self._template(prompt)
-        messages = prompt.messages
-        if DEVELOPER not in template.text:
-            messages = _with_system_for_developer(messages)
+        messages = prompt.messages if DEVELOPER in template.text else _with_system_for_developer(prompt.messages)
         if instruction:
             messages = (ChatMessage("system", (TextPart(instruction),)), *messages)
         return template, evolve(prompt, messages=messages)

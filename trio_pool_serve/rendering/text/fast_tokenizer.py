@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 import tokenizers
 from attrs import Factory, define, field
-from tokenizers import processors
 
 from trio_pool_serve.prompts import TruncationSide
 from trio_pool_serve.rendering.text.tokenizer import Encoded, Positions, Token, Tokenizer
@@ -67,9 +66,8 @@ class FastTokenizer(Tokenizer):
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
         encoded = self.truncate(encoded, keep, side)
-        if add_special_tokens:
-            encoded = self._backend.post_process(encoded)
-        return np.array(encoded.ids, dtype=np.int32)
+        framed = self._backend.post_process(encoded) if add_special_tokens else encoded
+        return np.array(framed.ids, dtype=np.int32)
 
     def finish_with_positions(
         self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool
@@ -78,11 +76,10 @@ class FastTokenizer(Tokenizer):
         encoded = self.truncate(encoded, keep, side)
         # Read before special tokens are added: doing that takes the blanks out of a token's positions a second time.
         of_text = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
-        if add_special_tokens:
-            encoded = self._backend.post_process(encoded)
-        positions = np.full((len(encoded), 2), -1, dtype=np.int64)
-        positions[np.array(encoded.special_tokens_mask, dtype=np.int64) == 0] = of_text
-        return np.array(encoded.ids, dtype=np.int32), positions
+        framed = self._backend.post_process(encoded) if add_special_tokens else encoded
+        positions = np.full((len(framed), 2), -1, dtype=np.int64)
+        positions[np.array(framed.special_tokens_mask, dtype=np.int64) == 0] = of_text
+        return np.array(framed.ids, dtype=np.int32), positions
 
     def finish_windows(
         self, encoded: Encoded, size: int, *, prefix: Encoded, add_special_tokens: bool
@@ -101,9 +98,8 @@ class FastTokenizer(Tokenizer):
     def tokens(self, text: str, *, add_special_tokens: bool) -> list[Token]:
         """Return a text's tokens."""
         encoded = self.encode(text, positions=True)
-        if add_special_tokens:
-            encoded = self._backend.post_process(encoded)
-        rows = zip(encoded.ids, encoded.tokens, encoded.special_tokens_mask, encoded.offsets, strict=True)
+        framed = self._backend.post_process(encoded) if add_special_tokens else encoded
+        rows = zip(framed.ids, framed.tokens, framed.special_tokens_mask, framed.offsets, strict=True)
         return [
             Token(id_, piece, True, None, None, piece)  # noqa: FBT003  (a record of six)
             if special
@@ -158,5 +154,5 @@ def end_texts(backend: tokenizers.Tokenizer, token: str) -> None:
     """Make ``backend``, whose vocabulary has ``token``, end every text with it, unless it does."""
     index, own = backend.token_to_id(token), backend.post_processor
     if backend.encode("").ids[-1:] != [index]:
-        end = processors.TemplateProcessing(single=f"$A {token}", special_tokens=[(token, index)])
-        backend.post_processor = end if own is None else processors.Sequence([own, end])
+        end = tokenizers.processors.TemplateProcessing(single=f"$A {token}", special_tokens=[(token, index)])
+        backend.post_processor = end if own is None else tokenizers.processors.Sequence([own, end])

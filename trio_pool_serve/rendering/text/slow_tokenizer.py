@@ -34,9 +34,8 @@ class SlowTokenizer(Tokenizer):
     def finish(self, encoded: Encoded, keep: int, side: TruncationSide, *, add_special_tokens: bool) -> TokenIds:
         """Truncate and add special tokens."""
         ids = self.truncate(encoded, keep, side)
-        if add_special_tokens:
-            ids = self._tokenizer.build_inputs_with_special_tokens(ids)
-        return np.array(ids, dtype=np.int32)
+        framed = self._tokenizer.build_inputs_with_special_tokens(ids) if add_special_tokens else ids
+        return np.array(framed, dtype=np.int32)
 
     def finish_with_positions(self, *_: object, **__: object) -> tuple[TokenIds, Positions]:
         """Raise ``InvalidRequestError``: these tokenizers provide no positions."""

@@ -83,8 +83,11 @@ class DecodeRequest(WireRequest):
 
     def job(self, max_inputs: int) -> list[npt.NDArray[np.int64]]:
         """Return the lists of token ids, each of shape (tokens,). Raises ``InvalidRequestError``."""
-        prompts = prompts_of(self.ids, max_inputs, param="ids")  # type: ignore[arg-type]
-        return [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
+        return [
+            prompt.token_ids
+            for prompt in prompts_of(self.ids, max_inputs, param="ids")  # type: ignore[arg-type]
+            if isinstance(prompt, TokensPrompt)
+        ]
 
 
 async def respond_decode(call: Call[DecodeRequest, list[npt.NDArray[np.int64]]]) -> HttpResponse:
