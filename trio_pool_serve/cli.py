@@ -29,7 +29,7 @@ from trio_pool_serve.config import Config, import_plugins
 from trio_pool_serve.engine.places.host_list import read_hosts
 from trio_pool_serve.engine.process_placement import has_gpu
 from trio_pool_serve.engine.remote.greeting import LinkKeys
-from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost, install_extra
+from trio_pool_serve.errors import EngineDeadError, ModelLoadError, StorageError, innermost, install_extra, require
 from trio_pool_serve.processes.child_process import flush_and_leave
 from trio_pool_serve.server.engine_settings import EngineServerConfig
 from trio_pool_serve.telemetry.logs import configure_logging, logs_json
@@ -86,17 +86,32 @@ def check_references(config: Config) -> None:
     is_switched_on()
     keys = ApiKeys(config)
     keys.check_file()
-    if config.model_changes.model_api and not keys.are_needed:
-        raise ValueError("--model-api requires --api-key or --api-keys-file. Otherwise any client could load models.")
-    if config.processes.engine == "ray" and find_spec("ray") is None:
-        raise ValueError(f"--engine ray requires Ray. {install_extra('ray')}")
-    if config.processes.replicas_per_gpu is not None and not has_gpu(config.loading):
-        raise ValueError(f"--replicas {config.processes.replicas} requires a GPU. On CPU, give a number, such as 2.")
-    if config.processes.engine == "hosts" and not config.hosts.engine_hosts:
-        raise ValueError("--engine hosts requires --engine-hosts.")
+    require(
+        keys.are_needed or not config.model_changes.model_api,
+        "--model-api requires --api-key or --api-keys-file. Otherwise any client could load models.",
+        ValueError,
+    )
+    require(
+        config.processes.engine != "ray" or find_spec("ray") is not None,
+        f"--engine ray requires Ray. {install_extra('ray')}",
+        ValueError,
+    )
+    require(
+        config.processes.replicas_per_gpu is None or has_gpu(config.loading),
+        f"--replicas {config.processes.replicas} requires a GPU. On CPU, give a number, such as 2.",
+        ValueError,
+    )
+    require(
+        config.processes.engine != "hosts" or bool(config.hosts.engine_hosts),
+        "--engine hosts requires --engine-hosts.",
+        ValueError,
+    )
     if config.hosts.engine_hosts:
-        if config.hosts.key_file is None:
-            raise ValueError("--engine-hosts requires --key-file, by which engines authenticate a server.")
+        require(
+            config.hosts.key_file is not None,
+            "--engine-hosts requires --key-file, by which engines authenticate a server.",
+            ValueError,
+        )
         read_hosts(config.hosts.engine_hosts)
     if config.hosts.key_file is not None:
         LinkKeys(config.hosts.key_file).read()

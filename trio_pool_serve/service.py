@@ -264,8 +264,11 @@ class Service:
 
     def require_changes(self) -> None:
         """Raise ``PermissionDeniedError`` or ``DrainingError`` unless models and adapters can be changed now."""
-        if not self.api_keys.are_needed:
-            raise PermissionDeniedError("Models can be changed by a server with API keys only: see --api-key.")
+        require(
+            self.api_keys.are_needed,
+            "Models can be changed by a server with API keys only: see --api-key.",
+            PermissionDeniedError,
+        )
         self.require_open()
 
     async def drain(

@@ -8,7 +8,7 @@ from attrs import Factory, define, field
 
 from trio_pool_serve.access.key_file import ApiKey, digest_of, read_key_file, warn_of_readers
 from trio_pool_serve.config import Config
-from trio_pool_serve.errors import ModelLoadError, OverloadedError
+from trio_pool_serve.errors import ModelLoadError, OverloadedError, require
 from trio_pool_serve.threads.offload import Offload
 
 HEADERS = (b"authorization", b"x-api-key", b"api-key")
@@ -194,8 +194,11 @@ class ApiKeys:
         # With ``--model-api``, keys may name models that are loaded while the server runs.
         known = [name for source in self.config.sources for name in (*source.names, *source.adapters)]
         of_file = {} if path is None else read_key_file(path, None if self.config.model_changes.model_api else known)
-        if of_file.keys() & self._of_flags.keys():
-            raise ValueError(f"--api-keys-file {path}: one of its keys is also set by --api-key.")
+        require(
+            of_file.keys().isdisjoint(self._of_flags),
+            f"--api-keys-file {path}: one of its keys is also set by --api-key.",
+            ValueError,
+        )
         return of_file
 
     def check_file(self) -> dict[bytes, ApiKey]:

@@ -131,8 +131,11 @@ class RemoteServer(TableComputer):
                 return decoded(response, path)
             check_redirect(response, path)
             reason = f"status {response.status_code}: {message_of(response)}"
-            if response.status_code in (401, 403, 404, 405):
-                raise BulkInputError(f"The server refuses {path}: {reason}")
+            require(
+                response.status_code not in (401, 403, 404, 405),
+                f"The server refuses {path}: {reason}",
+                BulkInputError,
+            )
             if response.status_code not in (408, 409, 425, 429) and response.status_code < 500:
                 raise RefusedRowsError(message_of(response))
             pause_s = max(pause_s, min(MAX_PAUSE_S, _retry_after_s(response)))

@@ -156,15 +156,22 @@ class ProcessesConfig:
         return int(number) if per_gpu else None
 
     def __attrs_post_init__(self) -> None:
-        if self.engine == "local" and self.api_workers > 1:
-            raise ValueError("--engine local requires --api-workers 1; with several API workers, use --engine process.")
-        if self.engine == "ray" and self.replicas_per_gpu is not None:
-            raise ValueError(
-                f"--replicas {self.replicas} counts the GPUs of this machine. With --engine ray, give a number or a "
-                "range, and set --gpus-per-replica."
-            )
-        if ".." in str(self.replicas) and self.engine != "ray":
-            raise ValueError(f"--replicas {self.replicas}: a range requires --engine ray.")
+        require(
+            self.engine != "local" or self.api_workers <= 1,
+            "--engine local requires --api-workers 1; with several API workers, use --engine process.",
+            ValueError,
+        )
+        require(
+            self.engine != "ray" or self.replicas_per_gpu is None,
+            f"--replicas {self.replicas} counts the GPUs of this machine. With --engine ray, give a number or a range, "
+            "and set --gpus-per-replica.",
+            ValueError,
+        )
+        require(
+            self.engine == "ray" or ".." not in str(self.replicas),
+            f"--replicas {self.replicas}: a range requires --engine ray.",
+            ValueError,
+        )
         least, most = self.replica_range or (1, 1)
         require(least <= most, f"--replicas {self.replicas}: write the smaller number first.", ValueError)
 

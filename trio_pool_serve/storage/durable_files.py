@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from attrs import define
 
-from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullError, StorageLostError
+from trio_pool_serve.errors import StorageBusyError, StorageError, StorageFullError, StorageLostError, require
 
 KINDS: dict[int, type[StorageError]] = {
     errno.ENOENT: StorageLostError,
@@ -103,8 +103,11 @@ def open_appended(path: Path, length: int) -> AppendedFile:
     the file is shorter or has been deleted.
     """
     with storage_errors(path):
-        if length and not path.exists():
-            raise StorageLostError(f"{path} has been deleted; {length} bytes were written to it.")
+        require(
+            not length or path.exists(),
+            f"{path} has been deleted; {length} bytes were written to it.",
+            StorageLostError,
+        )
         if length and (size := path.stat().st_size) < length:
             raise StorageLostError(f"{path} has been changed: it has {size} bytes, but {length} bytes were written.")
         file = path.open("r+b" if length else "w+b", buffering=0)

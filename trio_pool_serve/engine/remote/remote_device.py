@@ -38,7 +38,7 @@ from trio_pool_serve.engine.remote.wire import (
     Withdraw,
 )
 from trio_pool_serve.engine.stalled import stall_of_link
-from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError
+from trio_pool_serve.errors import BatchFailedError, EngineProcessDiedError, PoolServeError, UnsendableError, require
 from trio_pool_serve.processes.child_process import RestartBackoff
 from trio_pool_serve.processes.framed_stream import FramedStream
 from trio_pool_serve.types import PoolingOutput
@@ -202,8 +202,7 @@ class RemoteDevice(Device):
 
     def _begin(self, hello: Hello) -> None:
         """Begin to use a device server that is ready. Raises ``LinkRefusedError``."""
-        if self.hello is not None:
-            raise LinkRefusedError("it sent its description twice")
+        require(self.hello is None, "it sent its description twice", LinkRefusedError)
         self.queue = self.on_ready(hello)
         logger.info("connected to the engine process at %s", self.connector.name)
         self.hello, self.facts, self.zone, self.launches = hello, hello.facts, hello.zone, hello.launches

@@ -374,11 +374,9 @@ def read_text(path: Path) -> str:
     """Return the text of a regular file. Raises ``OSError`` or ``ValueError``."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(opened, "rb") as file:  # noqa: PTH123  (a descriptor, not a path)
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError("it is not a regular file")
+        require(stat.S_ISREG(os.fstat(opened).st_mode), "it is not a regular file", OSError)
         content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"it exceeds {MAX_FILE_BYTES} bytes")
+    require(len(content) <= MAX_FILE_BYTES, f"it exceeds {MAX_FILE_BYTES} bytes", ValueError)
     return content.decode("utf-8")
 
 

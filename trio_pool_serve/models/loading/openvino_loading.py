@@ -227,8 +227,11 @@ class CpuModel:
         chosen = self._choose_batches(measure, cores)
         params = CompileParams(PRECISIONS[dtype], cores, offload.launch, offload.cores_shared_by, offload.idle_launches)
         runner = OpenVinoRunner.of_folder(folder, model, params, takes_adapters=True, **self._facts(model, chosen))
-        if not is_near(runner.value_of(check.prompt), check.value, CHECK_SLACK[dtype]):
-            raise ValueError("its output for a short row differs")
+        require(
+            is_near(runner.value_of(check.prompt), check.value, CHECK_SLACK[dtype]),
+            "its output for a short row differs",
+            ValueError,
+        )
         adapters = GraphAdapters(runner.programs, model.modules, read_adapter)
         if self._can_choose and (reason := self._why_not_adapters(adapters.store)):
             return self._by_torch(reason)
