@@ -157,6 +157,19 @@ async def test_a_signal_during_a_start_without_a_terminal_leaves_json_lines(mini
         assert json.loads(line)["level"] == "INFO"
 
 
+@pytest.mark.slow
+async def test_a_server_that_ends_while_a_model_is_compiled_leaves_no_temporary_files(minilm, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    flags = ("--backend", "compile", "--cache-dir", "", "--replicas", "2")
+    env = {"TMPDIR": str(temporary)}
+    async with launched(tmp_path, f"m={minilm}", *flags, command=SERVE, env=env) as server:
+        await server.wait_logged("is being compiled", times=2)
+        assert [*temporary.glob("trio_pool_serve-*/trio_pool_serve.*")]
+        await server.drain()
+    assert [*temporary.iterdir()] == []
+
+
 # -- addresses -------------------------------------------------------------------------------------------
 
 

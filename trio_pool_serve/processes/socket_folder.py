@@ -1,6 +1,7 @@
 """The private folder of a server's processes: the sockets between them, and files with numbers that they share."""
 
 import fcntl
+import io
 import logging
 import math
 import mmap
@@ -38,7 +39,7 @@ class SocketFolder(tempfile.TemporaryDirectory[str]):
     def __init__(self) -> None:
         _remove_abandoned(Path(tempfile.gettempdir()))
         while True:
-            super().__init__(prefix=PREFIX)
+            super().__init__(prefix=PREFIX, ignore_cleanup_errors=True)
             with suppress(FileNotFoundError):
                 self._lock = _lock(self.name)
                 if Path(self.name).exists():
@@ -155,3 +156,15 @@ def shared_array(path: Path, *shape: int) -> npt.NDArray[np.float64]:
     with path.open("a+b") as file:
         file.truncate(nbytes)
         return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.float64).reshape(shape)
+
+
+def open_with_shared_lock(path: Path) -> io.FileIO:
+    """Open a file, which is created if it does not exist, with a lock that others may share. Raises ``OSError``.
+
+    Processes that inherit it hold the lock, too, until the last of them ends. Without a lock, another process holds it
+    alone.
+    """
+    file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return file

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from attrs import evolve
 
@@ -19,24 +18,25 @@ LOADING_S = 60.0
 """Time for which a process that has loaded its model waits for the others."""
 
 
-def load_with_share(load: Callable[[], Prepare], path: Path, processes: int) -> Prepare:
+def load_with_share(load: Callable[[], Prepare], file: int, processes: int) -> Prepare:
     """Return what ``load`` returns, with params that have a ``memory_share``; raises its errors.
 
     That is a function: given one that measures the GPU's free bytes, it returns how many this process may use beside
     its weights. It is called once they are loaded, and may block for ``LOADING_S``.
 
-    All ``processes`` on a GPU get the same share. It is measured once, by the first that holds a lock on the file at
-    ``path`` alone: each shares this lock while it loads, so all weights are there by then, and no batches. The file
-    then contains the share, for the others and for processes that replace one of them. A lock ends with its process.
+    All ``processes`` on a GPU get the same share. It is measured once, by the first that holds a lock on ``file``
+    alone. Before their parent starts any, it opens the file for each with a share of this lock
+    (``open_with_shared_lock``), so all weights are there by then, and no batches. The file then contains the share, for
+    the others and for processes that replace one of them. When a process ends, its parent closes the file, which ends
+    the lock.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(file, fcntl.LOCK_SH)
     prepare = load()
 
     def prepare_with_share(params: RunnerParams) -> Runner:
         try:
             return prepare(evolve(params, memory_share=partial(_take, file, processes)))
         finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # if torch does not compute the model, nothing took a share
             os.close(file)
 
     return prepare_with_share

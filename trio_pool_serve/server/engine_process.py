@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -53,6 +54,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
     """
     limit_openmp_spinning()  # before torch is imported, as ``prepare_for_loading``
     prepare_for_loading()
+    tempfile.tempdir = job.socket_folder or None  # what is left there when this process ends goes with the folder
     config = decode_config(job.config)
     replica, labels = job.replica, job.replica.labels
     configure_logging(config.logging, {"model": replica.model, **labels} if replica.processes > 1 else {})
@@ -69,7 +71,7 @@ async def main(channel: FramedStream[ToEngineProcess], job: EngineJob) -> None:
 
     def load() -> Prepare:
         load_alone = partial(load_model, config, source, resolve_name(job.loader), offload)
-        prepare = load_with_share(load_alone, Path(job.memory), job.sharers) if job.memory else load_alone()
+        prepare = load_with_share(load_alone, job.memory, job.sharers) if job.memory is not None else load_alone()
         if not job.cores:
             return prepare
         cores = SharedCores.open(Path(job.cores), replica.process, replica.processes)

@@ -4,7 +4,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -16,8 +16,8 @@ from trio_pool_serve.config import Config, encode_config
 from trio_pool_serve.engine.gpus import Gpu, sharing_by_mps
 from trio_pool_serve.engine.process_placement import has_gpu, replicas_of
 from trio_pool_serve.errors import EngineDeadError, ModelLoadError
-from trio_pool_serve.processes.child_process import LoadFailed, RestartBackoff, open_child
-from trio_pool_serve.processes.socket_folder import shared_array
+from trio_pool_serve.processes.child_process import ChildProcess, LoadFailed, RestartBackoff, open_child
+from trio_pool_serve.processes.socket_folder import open_with_shared_lock, shared_array
 from trio_pool_serve.telemetry.snapshots import Snapshot, engine_process_name, gauge_family
 from trio_pool_serve.telemetry.start_display import report_phase, report_step
 
@@ -60,7 +60,8 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
     ``socket_folder`` contains the sockets of the server's processes; with a ``key``, snapshots are sent to the parent.
     If ``cores`` is set, engine processes share the machine's cores through this file. If ``memory`` is set, those on
-    one GPU divide its memory through this file. ``sharers`` is the number of those that were never ready, and this one.
+    one GPU divide its memory through this inherited, open file. ``sharers`` is the number of those that were never
+    ready, and this one.
     """
 
     config: bytes
@@ -69,7 +70,7 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
     address: str = ""
     socket_folder: str = ""
     cores: str = ""
-    memory: str = ""
+    memory: int | None = None
     sharers: int = 1
     key: str = ""
 
@@ -298,24 +299,18 @@ class LocalPlaces(Supervisor):
             device = "cuda:0"  # not for a single GPU: if torch cannot use it, ``--device auto`` means the CPU
         job = self._job_of(place, device, address=str(place.path), socket_folder=str(folder))
         on_device = [each for each in self.places if each.gpu == place.gpu]
-        if len(on_device) > 1 and has_gpu(self.config.loading):
-            job.memory = str(folder / f"{on_device[0].replica.process}.memory")
-            job.sharers = 1 + sum(not each.description for each in on_device if each is not place)
-        elif len(on_device) > 1:
-            job.cores = str(folder / CORES)
         environment = {} if place.gpu is None else place.gpu.environment
-        async with open_child(MODULE, job, EngineStatus, environment=environment) as child:
-            report_phase(f"Loading {place}")
-            failure, silence_s = "", self.config.scheduling.silence_timeout_s
-            while (status := await child.status(silence_s if place.state == "ready" else math.inf)) is not None:
-                match status:
-                    case LoadingStep(step):
-                        report_step(step)
-                    case LoadFailed(failure):
-                        pass
-                    case Loaded():
-                        logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
-                        place.become_ready(status.description)
+        with ExitStack() as inherited:
+            if len(on_device) > 1 and has_gpu(self.config.loading):
+                with suppress(OSError):  # the folder may have been removed
+                    path = folder / f"{on_device[0].replica.process}.memory"
+                    job.memory = inherited.enter_context(open_with_shared_lock(path)).fileno()
+                job.sharers = 1 + sum(not each.description for each in on_device if each is not place)
+            elif len(on_device) > 1:
+                job.cores = str(folder / CORES)
+            fds = [] if job.memory is None else [job.memory]
+            async with open_child(MODULE, job, EngineStatus, fds=fds, environment=environment) as child:
+                failure = await self._follow(child, place)
         # A process that has ended does not compute: its share of the cores goes to others, since its successor may not
         # start soon.
         with suppress(OSError):  # the folder may have been removed
@@ -325,3 +320,21 @@ class LocalPlaces(Supervisor):
         was_killed = child.process.returncode is not None and child.process.returncode < 0
         unknown = "" if place.description or was_killed else f"The engine process of {place} {child.end}."
         return child.end, failure or unknown
+
+    async def _follow(self, child: ChildProcess[EngineStatus], place: Place) -> str:
+        """Note what a process reports until it ends; return why it could not load the model, or an empty text.
+
+        Cancellation: at once.
+        """
+        report_phase(f"Loading {place}")
+        failure, silence_s = "", self.config.scheduling.silence_timeout_s
+        while (status := await child.status(silence_s if place.state == "ready" else math.inf)) is not None:
+            match status:
+                case LoadingStep(step):
+                    report_step(step)
+                case LoadFailed(failure):
+                    pass
+                case Loaded():
+                    logger.info("engine process %d is ready: %s: %s", status.pid, place, status.description)
+                    place.become_ready(status.description)
+        return failure
