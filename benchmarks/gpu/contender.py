@@ -18,7 +18,7 @@ from benchmarks.model import LEAST_COSINE
 from benchmarks.servers import ROOT, Server, free_port, module_command, open_process, wait_for_ok
 from benchmarks.variants import refusal_of
 
-SETTLED = re.compile(r"compiled code computes from now on, [\d.]+ s after|the model is not computed faster: [^\"\n]*")
+SETTLED = re.compile(r"compiled code computes from now on, [\d.]+ s after|the model could not be compiled: [^\"\n]*")
 """In the log of an engine process: what it was waited for."""
 
 CODE = "trio_pool_serve/models/loading/compiled_code.py"

@@ -98,7 +98,7 @@ async def test_an_improvement_is_prepared_while_rows_are_computed_and_changes_ov
 @pytest.mark.parametrize("fails_at", ["prepare", "step"])
 async def test_an_improvement_that_fails_is_a_line_in_the_log(scripted, caplog, fails_at: str):
     logged = threading.Event()
-    caplog.handler.addFilter(lambda record: "not computed faster" not in record.getMessage() or not logged.set())
+    caplog.handler.addFilter(lambda record: "could not be compiled" not in record.getMessage() or not logged.set())
 
     def fail() -> list[Callable[[], None]]:
         raise OSError("no compiler\nwith more lines")
@@ -107,7 +107,19 @@ async def test_an_improvement_that_fails_is_a_line_in_the_log(scripted, caplog, 
     async with running(engine_over(scripted)) as engine:
         await in_thread(logged.wait)
         assert (await engine.submit(request(5))).values[0][0] == 1
-    assert "the model is not computed faster: no compiler" in caplog.messages
+    assert "the model could not be compiled: no compiler" in caplog.messages
+
+
+async def test_a_step_of_an_improvement_that_does_not_return_ends_the_engine_as_a_launch_does(scripted):
+    never = threading.Event()
+    scripted.improvements = (lambda: [never.wait],)
+    try:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with running(engine_over(scripted, batch_timeout_s=0.05)):
+                await trio.sleep_forever()
+    finally:
+        never.set()
+    assert caught.group_contains(EngineDeadError, match="wedged")
 
 
 async def test_an_engine_is_cancelled_at_once_while_an_improvement_is_prepared(scripted):

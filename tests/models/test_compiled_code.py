@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 from torch._dynamo.utils import counters
 
+from tests.conftest import until
 from tests.engine.engines import engine_over, in_thread, request, running
 from tests.models.model_families import write_family
 from trio_pool_serve.config import ModelConfig
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]  # of the compiler's own code
 
-COMPILING = "bert is being compiled by another process, and computed without until then"
+COMPILING = "bert is being compiled by another process; until then it runs uncompiled"
 
 ENDS = """
 import atexit, sys, time, traceback
@@ -128,14 +128,13 @@ async def test_a_freed_model_leaves_no_weights(tmp_path: Path):
         assert engine.facts.computation[-1] == "compiled"
         assert all(weight() is not None for weight in weights)
     engine.devices.free()
-    torch.compiler.reset()
-    gc.collect()
-    assert [weight() for weight in weights if weight() is not None] == []
+    # The threads that have changed over let go of the last step a moment later.
+    await until(lambda: gc.collect() >= 0 and not any(weight() is not None for weight in weights))
 
 
 async def test_a_killed_compiler_fails_no_row(tmp_path: Path, caplog):
     model = write_family(tmp_path / "bert", "bert")
-    with noting(caplog, COMPILING) as compiling, noting(caplog, "not computed faster") as failed:
+    with noting(caplog, COMPILING) as compiling, noting(caplog, "could not be compiled") as failed:
         async with running(engine_over(lambda: prepare(model, tmp_path / "cache"))) as engine:
             await in_thread(compiling.wait)
             before = await engine.submit(request(5))
@@ -159,7 +158,7 @@ async def test_without_a_compiler_rows_are_computed_as_before(tmp_path: Path, ca
     model = write_family(tmp_path / "bert", "bert")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with noting(caplog, "not computed faster") as failed:
+    with noting(caplog, "could not be compiled") as failed:
         async with running(engine_over(lambda: prepare(model, tmp_path / "cache"))) as engine:
             await in_thread(failed.wait)
             assert len((await engine.submit(request(5))).values[0]) == 32

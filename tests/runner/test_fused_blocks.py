@@ -99,7 +99,7 @@ async def test_graphs_are_captured_again_one_by_one_and_adapted_rows_are_compute
     packed.fused = compiled
     torch.compiler.set_stance("fail_on_recompile")
     for shape in shapes:
-        graphs.renew(shape)
+        graphs.renew(shape, lambda _: True)
         assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
     assert backend.captures == before + len(SHAPES)
     assert backend.replays == len(SHAPES)
@@ -112,22 +112,45 @@ async def test_graphs_are_captured_again_one_by_one_and_adapted_rows_are_compute
     assert backend.replays == len(SHAPES) + 1
 
 
-def test_graphs_that_differ_are_dropped_and_computed_without(tmp_path: Path):
-    """The last of the steps that the server runs compares them."""
+@pytest.mark.parametrize("fails", ["differs", "raises"])
+async def test_if_a_graph_cannot_be_renewed_no_batch_gets_its_output_and_all_are_computed_without(
+    tmp_path: Path, fails: str
+):
+    """The steps that the server runs compare each new graph before it replaces the one before."""
     served = ServedModel(write_family(tmp_path / "bert", "bert"))
+    expected = await served.embed(TEXTS)
     runner, twin = served.runner, twin_of(served.runner.loaded.backbone)
     backend = FakeGraphBackend()
     graphs = GraphedBackbone(packed_backbone(served), backend, CPU)
     graphs.capture(SHAPES)
+    served.runner = evolve(runner, compute=graphs)
     with compiler_files_in(tmp_path / "files"):
-        begin, *renewals, check = change_over(twin, graphs.packed, graphs, runner.params)
+        begin, first, *renewals = change_over(twin, graphs.packed, graphs, runner.params)
+    assert len(renewals) == len(SHAPES) - 1
     assert graphs.packed.fused is None
-    begin()
-    assert graphs.packed.fused is not None
-    backend.changes_by = 1.0
-    for renew in renewals:
-        renew()
-    with pytest.raises(CannotPackError, match="its CUDA graphs differ"):
-        check()
+    for step in (begin, first):
+        step()
+        assert graphs.packed.fused is not None
+        assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
+    if fails == "differs":
+        backend.changes_by = 1.0
+    else:
+        backend.errors[backend.captures + 1] = RuntimeError("CUDA error: operation failed")
+    with pytest.raises(
+        CannotPackError if fails == "differs" else RuntimeError, match=r"CUDA graphs differ|operation failed"
+    ):
+        renewals[0]()
     assert graphs.shapes == ()
     assert graphs.packed.fused is None
+    assert largest_difference(await served.embed(TEXTS), expected) < TOLERANCE
+
+
+def test_a_graph_for_which_there_is_no_memory_stays(tmp_path: Path):
+    served = ServedModel(write_family(tmp_path / "bert", "bert"))
+    backend = FakeGraphBackend()
+    graphs = GraphedBackbone(packed_backbone(served), backend, CPU)
+    graphs.capture(SHAPES)
+    shapes = graphs.shapes
+    backend.errors |= {backend.captures + number: torch.OutOfMemoryError() for number in (1, 2)}
+    graphs.renew(shapes[0], lambda _: False)
+    assert graphs.shapes == shapes

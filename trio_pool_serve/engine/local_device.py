@@ -54,8 +54,8 @@ class LocalDevice(Device):
     """Batches whose launch in a thread of kind ``launch`` has not returned."""
     _turns: dict[ThreadKind, trio.CapacityLimiter] = field(init=False)
     """Limiters by kind of launch, of which each launch holds one: batches computed again take turns with new ones."""
-    _ticks: dict[InFlightBatch, float] = field(init=False, factory=dict)
-    """For how many ticks each launch and each copy has been waited for."""
+    _ticks: dict[object, float] = field(init=False, factory=dict)
+    """For how many ticks each launch, each copy and each step of ``improve`` has been waited for."""
 
     def __attrs_post_init__(self) -> None:
         facts = self.facts = self.runner.facts
@@ -236,7 +236,7 @@ class LocalDevice(Device):
         return Fault.OUT_OF_MEMORY
 
     async def count_ticks(self) -> NoReturn:
-        """Raise ``RunnerDeadError`` once a launch or a copy takes longer than the batch timeout, or up to a sixth more.
+        """Raise ``RunnerDeadError`` once one of ``_ticks`` takes longer than the batch timeout, or up to a sixth more.
 
         Time is counted in ticks: a process that was stopped has not waited. Background work has no limit.
         Cancellation: at once.
@@ -257,9 +257,13 @@ class LocalDevice(Device):
             for prepare in self.facts.improvements:
                 for step in await self.offload.run("compile", prepare):
                     async with self._turns["launch"]:
-                        await self._in_thread("launch", step)
+                        self._ticks[step] = 0
+                        try:
+                            await self._in_thread("launch", step)
+                        finally:
+                            del self._ticks[step]
         except Exception as error:
-            logger.warning("the model is not computed faster: %s", next(iter(str(error).splitlines()), repr(error)))
+            logger.warning("the model could not be compiled: %s", next(iter(str(error).splitlines()), repr(error)))
             return False
         if self.facts.improvements:
             logger.info(

@@ -20,6 +20,7 @@ from trio_pool_serve.runner.cuda.graphs import (
     synchronisations_refused,
 )
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone, pack_with_fastest_attention
+from trio_pool_serve.runner.cuda.packed_inputs import PackedShape
 from trio_pool_serve.runner.cuda.varlen import CannotPackError, has_flash
 from trio_pool_serve.runner.forward_pass import Compute
 from trio_pool_serve.runner.loaded_model import Backbone, LoadedModel, LoadingParams
@@ -89,21 +90,23 @@ def choose_computation(loaded: LoadedModel, config: ModelConfig, params: Loading
 def change_over(twin: Backbone, packed: PackedBackbone, graphs: GraphedBackbone | None, params: LoadingParams) -> Steps:
     """Compile, and return the steps after which plain rows are computed so. Blocks, and raises errors, as ``fuse``.
 
-    The last step raises ``CannotPackError`` if the graphs' output differs; then nothing is fused and none are left.
+    A step raises ``CannotPackError`` if a new graph's output differs. After any error nothing is fused, and no graphs
+    are left.
     """
     fused = fuse(twin, params)
 
     def begin() -> None:
         packed.fused = fused
 
-    def check() -> None:
-        if graphs and graphs.shapes and not _agrees(graphs, fused, params):
+    def renew(graphs: GraphedBackbone, shape: PackedShape) -> None:
+        try:
+            graphs.renew(shape, lambda renewed: _agrees(renewed, fused, params))
+        except Exception:
             packed.fused = None
             graphs.clear()
-            raise CannotPackError("its CUDA graphs differ")
+            raise
 
-    renewals = [partial(graphs.renew, shape) for shape in reversed(graphs.shapes)] if graphs else []
-    return [begin, *renewals, check]
+    return [begin, *([partial(renew, graphs, shape) for shape in reversed(graphs.shapes)] if graphs else [])]
 
 
 def _copied(backbone: Backbone, config: ModelConfig, params: LoadingParams) -> Backbone | None:
@@ -152,5 +155,6 @@ def _agrees(graphs: GraphedBackbone, packed: PackedBackbone, params: LoadingPara
 
 
 def _states(compute: Compute, backbone: Backbone, params: LoadingParams) -> list[Tensor]:
-    prompts = [*map(RenderedPrompt, probe_rows(backbone.vocab_size, (min(12, params.max_tokens), 5, 1)))]
+    rows = probe_rows(backbone.vocab_size, (min(9, params.max_tokens), 5))  # they fit into every graph
+    prompts = [*map(RenderedPrompt, rows)]
     return states_of(compute, prompts, pad_token_id=params.pad_token_id, device=params.device)

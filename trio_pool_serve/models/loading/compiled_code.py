@@ -21,6 +21,7 @@ from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.cpu_features import cpu_name
 from trio_pool_serve.runner.cuda.fused_blocks import compiler_files_in, fuse, twin_of
 from trio_pool_serve.runner.loaded_model import LoadingParams
+from trio_pool_serve.runner.torch_device import use_device
 from trio_pool_serve.runner.transformer_runner import TransformerRunner
 from trio_pool_serve.storage.model_cache import ModelCache, RecordBase, installed_versions, written
 from trio_pool_serve.types import Steps
@@ -41,12 +42,13 @@ def fuse_from_cache(
     """
     require(os.environ.get("TORCHDYNAMO_DISABLE") != "1", "TORCHDYNAMO_DISABLE is set")
     device = params.device
+    use_device(device)
     name = cpu_name() if device.type == "cpu" else torch.get_device_module(device).get_device_name()
     record = RecordBase(what=f"compiled for {name}", versions=installed_versions(*LIBRARIES))
 
     def compile_into(files: Path) -> RecordBase:
         with closing(ChildConverter.loaded(ConversionJob.of(folder, config, compiles=True))) as child:
-            logger.info("%s is being compiled by another process, and computed without until then", folder.path.name)
+            logger.info("%s is being compiled by another process; until then it runs uncompiled", folder.path.name)
             child.compile(files)
         return record
 

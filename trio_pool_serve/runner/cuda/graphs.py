@@ -22,9 +22,10 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from trio_pool_serve.errors import OutOfDeviceMemoryError
+from trio_pool_serve.errors import OutOfDeviceMemoryError, require
 from trio_pool_serve.runner.cuda.packed_backbone import PackedBackbone
 from trio_pool_serve.runner.cuda.packed_inputs import PackedInputs, PackedShape, fill, shape_of
+from trio_pool_serve.runner.cuda.varlen import CannotPackError
 from trio_pool_serve.runner.device_memory import computed_or_out_of_memory
 from trio_pool_serve.runner.forward_pass import ForwardPass
 from trio_pool_serve.runner.row_states import RowStates
@@ -166,10 +167,16 @@ class GraphedBackbone:
             raise
 
     @torch.inference_mode()
-    def renew(self, shape: PackedShape) -> None:
-        """Capture the graph of a shape again, of ``packed.fused``; without memory, the graph stays."""
+    def renew(self, shape: PackedShape, agrees: Callable[["GraphedBackbone"], bool]) -> None:
+        """Capture the graph of a shape again, of ``packed.fused``; without memory, the graph stays.
+
+        Raises ``CannotPackError`` unless what the new graph alone computes ``agrees``, and the device's other errors.
+        """
         with suppress(OutOfDeviceMemoryError):
-            self._graphs[self.shapes.index(shape)] = self._capture(shape)
+            renewed = GraphedBackbone(self.packed, self.backend, self.device)
+            renewed._graphs.append(self._capture(shape))
+            require(agrees(renewed), "its CUDA graphs differ", CannotPackError)
+            self._graphs[self.shapes.index(shape)] = renewed._graphs[0]
 
     def clear(self) -> None:
         """Drop all graphs, and return their memory."""
