@@ -13,6 +13,7 @@ from trio_pool_serve.app import create_app
 from trio_pool_serve.cli import check_references, read_config
 from trio_pool_serve.command_line.usage_errors import usage_message
 from trio_pool_serve.config import Config, NoModelError, import_plugins
+from trio_pool_serve.errors import require
 from trio_pool_serve.processes.child_process import end_hypercorn
 from trio_pool_serve.processes.large_imports import forbid_torch
 from trio_pool_serve.server.contained_connection import contain_connections
@@ -39,10 +40,16 @@ def _read_settings() -> Config:
         config = evolve(config, loading=evolve(config.loading, served_model_name=name))
     if config.processes.engine is None and config.hosts.engine_hosts:
         config = evolve(config, processes=evolve(config.processes, engine="hosts"))
-    if config.model_changes.model_api:
-        raise ValueError("--model-api is for trio-pool-serve serve: each worker of hypercorn has models of its own.")
-    if config.processes.api_workers > 1:
-        raise ValueError("--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.")
+    require(
+        not config.model_changes.model_api,
+        "--model-api is for trio-pool-serve serve: each worker of hypercorn has models of its own.",
+        ValueError,
+    )
+    require(
+        config.processes.api_workers <= 1,
+        "--api-workers is for trio-pool-serve serve; plain hypercorn has --workers.",
+        ValueError,
+    )
     return config
 
 

@@ -30,8 +30,11 @@ def check_output(
     written = (path, *beside, journal)
     _check_inputs(inputs, written)
     for found in written:
-        if found.is_dir() and not (in_parts and found == path):
-            raise BulkInputError(f"{found} is a folder, but this run writes a file there. Name a file as the output.")
+        require(
+            not found.is_dir() or (in_parts and found == path),
+            f"{found} is a folder, but this run writes a file there. Name a file as the output.",
+            BulkInputError,
+        )
     if overwrite:
         _is_of_a_run(journal)  # raises if the run has not ended
         parts = _parts(path)

@@ -67,24 +67,30 @@ class Config:
     model_changes: ModelChangesConfig = Factory(ModelChangesConfig)
 
     def __attrs_post_init__(self) -> None:
-        only_tables = self.tables.by_name and not self.models
-        if self.loading.served_model_name is not None and (only_tables or len(self.models) > 1):
-            raise ValueError("--served-model-name names one model. Name several models by NAME=MODEL.")
-        if self.loading.adapter and (only_tables or len(self.models) > 1):
-            raise ValueError(
-                "--adapter is for one model. With several models, set adapters in their tables [models.NAME]."
-            )
+        is_one = len(self.models) == 1 or not (self.models or self.tables.by_name)
+        require(
+            is_one or self.loading.served_model_name is None,
+            "--served-model-name names one model. Name several models by NAME=MODEL.",
+            ValueError,
+        )
+        require(
+            is_one or not self.loading.adapter,
+            "--adapter is for one model. With several models, set adapters in their tables [models.NAME].",
+            ValueError,
+        )
         self._check_names()
-        if self.hosts.engine_hosts and self.processes.engine == "local":
-            raise ValueError("--engine-hosts excludes --engine local; for local engines, too, use --engine process.")
-        local_only = self.model_changes.flag
-        if local_only is not None and (
-            self.processes.engine not in (None, "local") or self.processes.api_workers > 1 or self.hosts.engine_hosts
-        ):
-            raise ValueError(
-                f"{local_only} requires models that compute in the API process: --engine local, one API worker, and no "
-                "--engine-hosts."
-            )
+        engine, hosts, local_only = self.processes.engine, self.hosts.engine_hosts, self.model_changes.flag
+        require(
+            not hosts or engine != "local",
+            "--engine-hosts excludes --engine local; for local engines, too, use --engine process.",
+            ValueError,
+        )
+        require(
+            local_only is None or (engine in (None, "local") and self.processes.api_workers <= 1 and not hosts),
+            f"{local_only} requires models that compute in the API process: --engine local, one API worker, and no "
+            "--engine-hosts.",
+            ValueError,
+        )
 
     def _check_names(self) -> None:
         taken: dict[str, ModelSource] = {}

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from attrs.validators import gt, in_
 
 from trio_pool_serve.config.setting import Setting, entries_of, matches, within
+from trio_pool_serve.errors import require
 
 UNIX = "unix"
 """Prefix of the path of a Unix socket to listen on; in the trusted proxies: all clients of that socket."""
@@ -111,10 +112,16 @@ class NetworkConfig:
             raise ValueError(
                 f"--host `{self.host}`: the path of a Unix socket has 1 to {MAX_SOCKET_PATH} bytes, not {n_bytes}."
             )
-        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
-            raise ValueError("--ssl-keyfile and --ssl-ca-certs require --ssl-certfile, which enables TLS.")
-        if self.api_key is not None and not self.api_key_list:
-            raise ValueError("--api-key is empty: give a key, or leave out the flag.")
+        require(
+            self.ssl_certfile is not None or not (self.ssl_keyfile or self.ssl_ca_certs),
+            "--ssl-keyfile and --ssl-ca-certs require --ssl-certfile, which enables TLS.",
+            ValueError,
+        )
+        require(
+            self.api_key is None or bool(self.api_key_list),
+            "--api-key is empty: give a key, or leave out the flag.",
+            ValueError,
+        )
         try:
             self.proxy_networks  # noqa: B018  (raises)
         except ValueError as error:

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from trio_pool_serve.config.model_config import ModelConfig, Pooling
 from trio_pool_serve.config.setting import choices_of, did_you_mean, flag_of
+from trio_pool_serve.errors import require
 from trio_pool_serve.types import PoolingTask
 
 RowPooling: TypeAlias = Literal["CLS", "LAST", "MEAN"]
@@ -41,10 +42,16 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens whose probabilities are the scores of a step, for causal language models that judge steps."""
 
     def __post_init__(self) -> None:
-        if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
-            raise ValueError("Set either pooling_type, or seq_pooling_type and tok_pooling_type")
-        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
-            raise ValueError("normalize and use_activation are one setting, but differ")
+        require(
+            self.pooling_type is None or not (self.seq_pooling_type or self.tok_pooling_type),
+            "Set either pooling_type, or seq_pooling_type and tok_pooling_type",
+            ValueError,
+        )
+        require(
+            None in (self.normalize, self.use_activation) or self.normalize == self.use_activation,
+            "normalize and use_activation are one setting, but differ",
+            ValueError,
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return the equivalent settings of this server, by name."""
@@ -87,6 +94,9 @@ def with_pooler_config(loading: ModelConfig) -> ModelConfig:
     meant = pooler_config_of(loading).settings()
     for name, value in meant.items():
         given = getattr(loading, name)
-        if given not in (None, value):
-            raise ValueError(f"--pooler-config sets {name} to {value!r}, but {flag_of(name)} is {given!r}.")
+        require(
+            given in (None, value),
+            f"--pooler-config sets {name} to {value!r}, but {flag_of(name)} is {given!r}.",
+            ValueError,
+        )
     return evolve(loading, **meant)

@@ -48,8 +48,11 @@ class LoadOptions:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.clients is not None and self.rate is not None:
-            raise ValueError("Set either --clients for a closed loop or --rate for an open loop, not both.")
+        require(
+            self.clients is None or self.rate is None,
+            "Set either --clients for a closed loop or --rate for an open loop, not both.",
+            ValueError,
+        )
 
 
 @Parameter(name="*", group=Group("Requests", sort_key=1))

@@ -9,7 +9,7 @@ from attrs import define, field
 from msgspec.structs import replace
 
 from trio_pool_serve.config.computing_config import CPU_BATCH_TOKENS
-from trio_pool_serve.errors import ModelLoadError
+from trio_pool_serve.errors import ModelLoadError, require
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.model_kind import AnyModelFolder
 from trio_pool_serve.runner.openvino.converted_model import GRAPH, Check, ConvertedModel, UnusableGraphError, is_near
@@ -83,8 +83,7 @@ class ExportedModel:
         except RuntimeError as error:
             raise self._unusable(str(error)) from error
         assert isinstance(computed, CopiedBatch)  # noqa: S101  (on CPU)
-        if not is_near(alone, alone, 0):
-            raise self._unusable("its output contains infinities or NaN")
+        require(is_near(alone, alone, 0), "its output contains infinities or NaN", self._unusable)
         masks_padding = is_near(computed.rows[0][0], alone, PADDING_TOLERANCE[self.dtype])
         dimensions = len(np.asarray(alone)) if "Embed" in runner.model.heads else 0
         return replace(self._model, check=Check.of(short, alone), dimensions=dimensions, masks_padding=masks_padding)
