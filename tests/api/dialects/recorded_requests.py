@@ -160,8 +160,9 @@ class Asker:
         error, kind = answer.json()["error"], answer.json().get("error_type")
         name = error["param"] if isinstance(error, dict) else kind
         field = f"[{name}] " if name else ""
-        # Texts beside an image may be computed before it has been read.
-        computed = ", computed" if self.runner.batches and not self.model.reads_images else ""
+        # Texts beside an image may be computed before it has been read, or refused.
+        has_image = self.model.reads_images or '{"image"' in line
+        computed = ", computed" if self.runner.batches and not has_image else ""
         return f"{answer.status_code}{computed} {field}{message_of(answer)}"
 
     async def _send(self, line: str) -> httpx.Response:

@@ -117,7 +117,7 @@ async def test_a_stream_counts_as_running_and_as_long_as_it_takes(client, servic
     await until(lambda: service.running_tasks == 0)
     count, seconds = requests_and_seconds(service)
     assert count == 1
-    assert at_least_s <= seconds <= trio.current_time() - began
+    assert at_least_s <= seconds <= trio.current_time() - began + 0.01  # of the arrival, Linux tells its tick
 
 
 async def test_a_stream_whose_client_leaves_no_longer_counts_as_running(client, service, scripted):
