@@ -49,7 +49,10 @@ class FastTokenizer(Tokenizer):
         return _encoded(texts, self._backend.encode_batch_fast)
 
     def short_ids(self, text: str, *, add_special_tokens: bool) -> TokenIds | None:
-        """Return the ids of a text whose words were seen before, or are short: 4 instead of 43 µs for 34 tokens."""
+        """Return the ids of a text whose words were seen before, or are short.
+
+        4 instead of 43 µs for 34 tokens; twice as long as the library takes if all words are new.
+        """
         if self._words is None or (ids := self._words.ids_of(text)) is None:
             return None
         before, after = self._around_text if add_special_tokens else ([], [])

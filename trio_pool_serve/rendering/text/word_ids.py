@@ -11,7 +11,8 @@ MAX_CHARACTERS = 32
 """Maximum length of a word that is kept."""
 
 MAX_WORDS = 2**14
-"""Maximum number of words that are kept, which take some 4 MB; with more, all are forgotten."""
+"""Maximum number of words that are kept, with more, all are forgotten. They take some 5 MB, up to 23 if each has
+32 tokens."""
 
 
 def tokenizes_by_words(backend: tokenizers.Tokenizer) -> bool:
