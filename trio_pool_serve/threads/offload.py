@@ -157,14 +157,13 @@ class Offload:
         always use the same threads, until ``close``. Without ``lowers_priority`` the thread keeps its priority: for
         callables that compute in threads of their own, and hold the interpreter lock themselves.
 
-        Raises what ``blocking`` raises; for ``OF_RUNNERS``, ``RunnerDeadError``
-        instead of a ``BaseException`` that is not an ``Exception``.
+        Raises what ``blocking`` raises; for ``OF_RUNNERS``, ``RunnerDeadError`` instead of a ``BaseException`` that is
+        not an ``Exception``.
 
         If no thread can be started, ``render``, ``media`` and ``postprocess`` raise ``StartFailedError``; others wait.
 
         Cancellation: at once while waiting for turn and token. While the thread runs, only after it has finished; with
-        ``abandon_on_cancel``, and always for ``OF_RUNNERS``, at once, and the
-        thread holds its token until it ends.
+        ``abandon_on_cancel``, and always for ``OF_RUNNERS``, at once, and the thread holds its token until it ends.
         """
         called = time.perf_counter()
         started = finished = called
