@@ -71,7 +71,7 @@ async def adapted(folder: Path, *at_start: str, **processes: object) -> AsyncIte
         ),
         network=NetworkConfig(api_key="admin-key"),
         processes=ProcessesConfig(**processes),
-        scheduling=SchedulingConfig(result_cache_bytes=0),
+        scheduling=SchedulingConfig(result_cache_bytes=0, max_queue_s=600),
         model_changes=ModelChangesConfig(model_api=not processes),
     )
     service = Service(config)

@@ -177,8 +177,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
         ours = ALIASES.get(_name(flag[2:]), "") if flag.startswith("--") else ""
         if "{}" in ours:
             value = value if equals else rest.popleft() if rest else ""
-            if not value or (not equals and value.startswith("-")):
-                raise ValueError(f"{flag} needs a value.")
+            require(value != "" and (bool(equals) or value[0] != "-"), f"{flag} needs a value.", ValueError)
         elif ours and equals:
             raise ValueError(f"{flag} takes no value but true or false.")
         translated.append(ours.replace("{}", value) or argument)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_pool_serve.errors import ModelLoadError, require
+from trio_pool_serve.errors import ModelLoadError
 from trio_pool_serve.models.files.exported_files import exported_file
 from trio_pool_serve.models.loading.architectures import import_transformers
 from trio_pool_serve.models.loading.converter import (
@@ -119,11 +119,12 @@ def load_to_convert(job: ConversionJob) -> "Preparation | Compilation":
         import_module(name)
     config = job.config
     folder = read_model_folder(Path(job.folder), config)
-    require(
-        folder.kind.load == job.kind,  # or it would be converted without its heads
-        f"The process that converts the model recognises it as {folder.kind.load}, not {job.kind}. Register its kind "
-        f"where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion.",
-    )
+    if folder.kind.load != job.kind:  # it would be converted without its heads
+        raise ModelLoadError(
+            f"The process that converts the model recognises it as {folder.kind.load}, "
+            f"not {job.kind}. Register its kind "
+            f"where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion."
+        )
     if job.compiles:
         return Compilation(load_warm_runner(folder, config, Offload()))
     load_tokenizer(folder, trust_remote_code=config.trust_remote_code, cache=ModelCache.of(config.cache_dir))
