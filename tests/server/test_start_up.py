@@ -9,8 +9,9 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -157,17 +158,22 @@ async def test_a_signal_during_a_start_without_a_terminal_leaves_json_lines(mini
         assert json.loads(line)["level"] == "INFO"
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets in it."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.slow
-async def test_a_server_that_ends_while_a_model_is_compiled_leaves_no_temporary_files(minilm, tmp_path):
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+async def test_a_server_that_ends_while_a_model_is_compiled_leaves_no_temporary_files(minilm, tmp_path, short_folder):
     flags = ("--backend", "compile", "--cache-dir", "", "--replicas", "2")
-    env = {"TMPDIR": str(temporary)}
+    env = {"TMPDIR": str(short_folder)}
     async with launched(tmp_path, f"m={minilm}", *flags, command=SERVE, env=env) as server:
         await server.wait_logged("is being compiled", times=2)
-        assert [*temporary.glob("trio_pool_serve-*/trio_pool_serve.*")]
+        assert [*short_folder.glob("trio_pool_serve-*/trio_pool_serve.*")]
         await server.drain()
-    assert [*temporary.iterdir()] == []
+    assert [*short_folder.iterdir()] == []
 
 
 # -- addresses -------------------------------------------------------------------------------------------
