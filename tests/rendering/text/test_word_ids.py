@@ -14,8 +14,6 @@ from trio_pool_serve.rendering.text import word_ids
 from trio_pool_serve.rendering.text.fast_tokenizer import FastTokenizer
 from trio_pool_serve.rendering.text.word_ids import MAX_CHARACTERS, WordIds, tokenizes_by_words
 
-pytestmark = pytest.mark.unit
-
 PIECES = [
     " ",
     "  ",
