@@ -272,6 +272,7 @@ async def test_a_replica_that_keeps_dying_fails_alone_and_the_last_one_ends_the_
     first, second = engines.places
     with pytest.raises(EngineDeadError, match=r"replica 0 on .* restarted 1 times in a row: giving up"):
         async with running(engines), asking(engines) as engine:
+            await until(lambda: states(engines) == ["ready"] * 2)  # so that `kill` finds them
             await until(lambda: len(engine.queue.dispatcher.devices) == 2)
             for death in range(2):
                 kill(engines, second, caplog)
