@@ -142,7 +142,9 @@ def ask(address: tuple[str, int], *loops: WakeUps) -> tuple[list[list[str]], ...
             connection.sendall(REQUEST)
             received = b""
             while b'"usage"' not in received:
-                received += connection.recv(2**16)
+                more = connection.recv(2**16)
+                assert more, f"not a response with embeddings: {received!r}"
+                received += more
             time.sleep(SETTLE_S)
             requests.append(tuple([*loop.steps] for loop in loops))
     return tuple([list(of_loop) for of_loop in zip(*requests, strict=True)])
