@@ -134,7 +134,7 @@ async def count(placement: Placement) -> tuple[list[list[str]], list[list[str]]]
 def ask(address: tuple[str, int], *loops: WakeUps) -> tuple[list[list[str]], ...]:
     """Send requests on one connection; return the steps of each, by event loop. Blocking."""
     requests: list[tuple[list[str], ...]] = []
-    with socket.create_connection(address) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         for _ in range(REQUESTS):
             time.sleep(SETTLE_S)
             for loop in loops:
@@ -142,9 +142,9 @@ def ask(address: tuple[str, int], *loops: WakeUps) -> tuple[list[list[str]], ...
             connection.sendall(REQUEST)
             received = b""
             while b'"usage"' not in received:
-                more = connection.recv(2**16)
-                assert more, f"not a response with embeddings: {received!r}"
-                received += more
+                received += connection.recv(2**16)
+                if b'"error"' in received:
+                    raise ValueError(f"no embeddings: {received!r}")
             time.sleep(SETTLE_S)
             requests.append(tuple([*loop.steps] for loop in loops))
     return tuple([list(of_loop) for of_loop in zip(*requests, strict=True)])
