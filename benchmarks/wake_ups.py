@@ -142,8 +142,8 @@ def ask(address: tuple[str, int], *loops: WakeUps) -> tuple[list[list[str]], ...
             connection.sendall(REQUEST)
             received = b""
             while b'"usage"' not in received:
-                received += connection.recv(2**16)
-                if b'"error"' in received:
+                received += (more := connection.recv(2**16))
+                if not more or b'"error"' in received:
                     raise ValueError(f"no embeddings: {received!r}")
             time.sleep(SETTLE_S)
             requests.append(tuple([*loop.steps] for loop in loops))
