@@ -151,11 +151,14 @@ class ChildConverter:
         return child
 
     def _join(self) -> ConverterProcess:
-        """Return the running process, or a new one; it has not loaded the model."""
+        """Return the running process, or a new one; it has not loaded the model.
+
+        Only a new one compiles: torch does not write again what it has compiled for another model.
+        """
         self.close()
         with _lock:
             process = next(iter(_latest), None)
-            if process is None or process.process.poll() is not None:
+            if process is None or process.process.poll() is not None or self._job.compiles:
                 process = ConverterProcess(MODULE, _decoder)
                 _latest[:] = [process]
             process.models.add(self._job.number)
