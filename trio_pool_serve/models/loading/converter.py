@@ -112,7 +112,8 @@ MakeConverter = Callable[[ConversionJob], Converter]
 class ConverterProcess(BlockingChild[FromConversion]):
     """The process that converts the models of this process: one for all, as torch takes seconds and hundreds of MB.
 
-    It ends when this process ends, for whatever reason, or when no model needs it any more.
+    It ends when this process ends, for whatever reason, or when no model needs it any more. A model is compiled by a
+    new process.
     """
 
     models: set[int] = field(init=False, factory=set)
