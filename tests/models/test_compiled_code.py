@@ -156,7 +156,7 @@ def test_the_environment_can_switch_it_off(tmp_path: Path, monkeypatch):
 
 
 async def test_without_a_compiler_rows_are_computed_as_before(tmp_path: Path, caplog, monkeypatch):
-    """Nor may a process that began with one compile, which is kept for another model: what it has compiled stays."""
+    """So they are if another model keeps a process with a compiler: it does not write twice what it has compiled."""
     model = write_family(tmp_path / "bert", "bert")
     config = ModelConfig(device="cpu", dtype="float32", cache_dir=str(tmp_path / "cache"))
     with closing(ChildConverter.loaded(ConversionJob.of(read_model_folder(model, config), config))):

@@ -177,7 +177,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
         ours = ALIASES.get(_name(flag[2:]), "") if flag.startswith("--") else ""
         if "{}" in ours:
             value = value if equals else rest.popleft() if rest else ""
-            require(value != "" and (bool(equals) or value[0] != "-"), f"{flag} needs a value.", ValueError)
+            require(bool(value and (equals or value[0] != "-")), f"{flag} needs a value.", ValueError)
         elif ours and equals:
             raise ValueError(f"{flag} takes no value but true or false.")
         translated.append(ours.replace("{}", value) or argument)

@@ -161,7 +161,7 @@ class Asker:
         name = error["param"] if isinstance(error, dict) else kind
         field = f"[{name}] " if name else ""
         # Texts beside an image may be computed before it has been read, or refused.
-        has_image = self.model.reads_images or "image" in line.lower() or "BASE64" in line
+        has_image = self.model.reads_images or "image" in line.lower()
         computed = ", computed" if self.runner.batches and not has_image else ""
         return f"{answer.status_code}{computed} {field}{message_of(answer)}"
 

@@ -187,7 +187,7 @@ async def test_replicas_on_one_gpu_divide_its_memory_and_one_that_is_killed_leav
             kill(engines, place, caplog)
 
     async with running(engines), asking(engines) as engine:
-        await until(lambda: states(engines) == ["ready"] * 2)  # connected may come before: descriptions with this
+        await until(lambda: states(engines) == ["ready"] * 2)  # and so has its description: it may be connected before
         await until(lambda: len(engine.queue.dispatcher.devices) == 2)
         shares = {re.findall(r"with (\d+) bytes", place.description)[0] for place in engines.places}
         assert shares == {"14250"}

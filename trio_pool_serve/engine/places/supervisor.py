@@ -59,9 +59,9 @@ class EngineJob(msgspec.Struct, tag=True, array_like=True):
 
     The address is the path of a Unix socket; with a ``key``, it is a host, and the process listens at a free TCP port.
     ``socket_folder`` contains the sockets of the server's processes; with a ``key``, snapshots are sent to the parent.
-    If ``cores`` is set, engine processes share the machine's cores through this file. ``memory`` is an
-    open file that the process inherits, through which those on one GPU divide its memory. ``sharers`` is the number of
-    those that were never ready, and this one.
+    If ``cores`` is set, engine processes share the machine's cores through this file. ``memory`` is an open file that
+    the process inherits: processes on one GPU divide its memory through it. ``sharers`` is the number of processes that
+    have not taken their part of it yet: this one, and others on the GPU that were never ready.
     """
 
     config: bytes

@@ -121,9 +121,8 @@ def load_to_convert(job: ConversionJob) -> "Preparation | Compilation":
     folder = read_model_folder(Path(job.folder), config)
     if folder.kind.load != job.kind:  # it would be converted without its heads
         raise ModelLoadError(
-            f"The process that converts the model recognises it as {folder.kind.load}, "
-            f"not {job.kind}. Register its kind "
-            f"where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion."
+            f"The process that converts the model recognises it as {folder.kind.load}, not {job.kind}. Register its "
+            f"kind where {job.imports[-1]} is imported, or use --backend torch, which needs no conversion."
         )
     if job.compiles:
         return Compilation(load_warm_runner(folder, config, Offload()))
